@@ -1,0 +1,2 @@
+//! The `entrokv` program.
+fn main() {}

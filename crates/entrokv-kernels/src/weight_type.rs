@@ -1,0 +1,1 @@
+//! To come: weight_type.

@@ -1,0 +1,1 @@
+//! To come: chat_template.
