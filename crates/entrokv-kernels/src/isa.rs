@@ -1,1 +1,155 @@
-//! To come: isa.
+//! The instruction set the kernels run on, chosen once at run time.
+//!
+//! Invariant: possession is proof. An [`Isa`] exists only if this CPU has every feature it names, so that a kernel which
+//! was handed one may call a `#[target_feature]` function of that level without another check.
+//!
+//! Adding an instruction set: one variant of [`Level`], its feature test, its name, and one arm wherever a kernel matches
+//! on [`Isa::level`]. The tests run over [`Isa::available`], so that they cover it from then on.
+
+use thiserror::Error;
+
+/// An instruction set that this CPU has.
+///
+/// The order is from slowest to fastest: `Isa::available().last()` is what [`Isa::detect`] chooses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Isa(Level);
+
+/// What a kernel dispatches on. The value alone proves nothing: only the one inside an [`Isa`] does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Level {
+    /// Portable Rust, on every CPU.
+    Scalar,
+    /// AVX2, FMA and F16C.
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    /// All of `Avx2`, and AVX-512 F, BW, DQ, VL and VNNI.
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+}
+
+/// Every level this build knows, slowest first.
+#[cfg(target_arch = "x86_64")]
+const LEVELS: [Level; 3] = [Level::Scalar, Level::Avx2, Level::Avx512];
+#[cfg(not(target_arch = "x86_64"))]
+const LEVELS: [Level; 1] = [Level::Scalar];
+
+impl Isa {
+    /// The portable one, which every CPU has.
+    pub const SCALAR: Isa = Isa(Level::Scalar);
+
+    /// The fastest instruction set of this CPU.
+    pub fn detect() -> Isa {
+        Self::available().last().copied().unwrap_or(Self::SCALAR)
+    }
+
+    /// The instruction set called `name` (`scalar`, `avx2`, `avx512`).
+    ///
+    /// # Errors
+    /// [`IsaError::Unknown`] for any other name, [`IsaError::Missing`] when this CPU lacks one of its features.
+    pub fn named(name: &str) -> Result<Isa, IsaError> {
+        let level = LEVELS
+            .into_iter()
+            .find(|level| level.name() == name)
+            .ok_or_else(|| IsaError::Unknown { got: name.to_owned(), known: LEVELS.map(Level::name).join(", ") })?;
+        match level.missing_feature() {
+            None => Ok(Isa(level)),
+            Some(feature) => Err(IsaError::Missing { name: level.name(), feature }),
+        }
+    }
+
+    /// Its name, as [`Isa::named`] takes it.
+    pub fn name(self) -> &'static str {
+        self.level().name()
+    }
+
+    /// Every instruction set of this CPU, slowest first; never empty.
+    pub fn available() -> Vec<Isa> {
+        LEVELS.into_iter().filter(|level| level.missing_feature().is_none()).map(Isa).collect()
+    }
+
+    /// What to dispatch on.
+    pub(crate) fn level(self) -> Level {
+        self.0
+    }
+}
+
+impl Level {
+    fn name(self) -> &'static str {
+        match self {
+            Level::Scalar => "scalar",
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => "avx512",
+        }
+    }
+
+    /// The first feature of this level that the CPU lacks.
+    fn missing_feature(self) -> Option<&'static str> {
+        #[cfg(target_arch = "x86_64")]
+        macro_rules! first_missing {
+            ($($feature:tt),+) => {
+                [$(($feature, std::arch::is_x86_feature_detected!($feature))),+]
+                    .into_iter()
+                    .find_map(|(name, present)| (!present).then_some(name))
+            };
+        }
+        match self {
+            Level::Scalar => None,
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => first_missing!("avx2", "fma", "f16c"),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => {
+                first_missing!("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni")
+            }
+        }
+    }
+}
+
+impl std::fmt::Display for Isa {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Why an instruction set cannot be had by name.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum IsaError {
+    /// No such name in this build.
+    #[error("unknown instruction set {got:?}; this build knows {known}")]
+    Unknown {
+        /// The name asked for.
+        got: String,
+        /// The names there are.
+        known: String,
+    },
+    /// The CPU lacks a feature of it.
+    #[error("this CPU cannot run {name}: it lacks {feature}")]
+    Missing {
+        /// The name asked for.
+        name: &'static str,
+        /// The first missing CPU feature.
+        feature: &'static str,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_available_isa_is_found_by_its_name() {
+        let available = Isa::available();
+        assert_eq!(available.first(), Some(&Isa::SCALAR));
+        assert_eq!(available.last(), Some(&Isa::detect()));
+        for isa in available {
+            assert_eq!(Isa::named(isa.name()), Ok(isa));
+        }
+    }
+
+    #[test]
+    fn an_unknown_name_lists_the_known_ones() {
+        let message = Isa::named("avx9000").expect_err("no such instruction set").to_string();
+        assert!(message.contains("avx9000") && message.contains("scalar"), "{message}");
+    }
+}
