@@ -16,5 +16,6 @@ pub mod matrix;
 pub mod norm;
 pub mod page;
 pub mod rope;
+mod simd;
 pub mod threads;
 pub mod weight_type;

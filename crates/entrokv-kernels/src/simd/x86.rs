@@ -1,0 +1,199 @@
+//! [`Simd`] on AVX2 (two 256-bit registers a vector) and AVX-512 (one register).
+//!
+//! Every method is a line of intrinsics. They are called in `unsafe` blocks because a trait's method cannot carry
+//! `#[target_feature]`; each is sound for one and the same reason: `self` exists, so the CPU has the instruction set
+//! ([`Avx2::new`] and [`Avx512::new`] take an [`Isa`] that proves it).
+
+use std::arch::x86_64::*;
+
+use super::{Kernel, Simd};
+use crate::isa::{Isa, Level};
+
+/// The proof that this CPU has AVX2, FMA and F16C.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx2(());
+
+/// The proof that this CPU has AVX-512 F, BW, DQ, VL and VNNI.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx512(());
+
+impl Avx2 {
+    /// # Panics
+    /// If `isa` does not include AVX2.
+    pub(crate) fn new(isa: Isa) -> Avx2 {
+        assert!(isa.level() >= Level::Avx2, "{} is not AVX2", isa.name());
+        Avx2(())
+    }
+}
+
+impl Avx512 {
+    /// # Panics
+    /// If `isa` does not include AVX-512.
+    pub(crate) fn new(isa: Isa) -> Avx512 {
+        assert!(isa.level() >= Level::Avx512, "{} is not AVX-512", isa.name());
+        Avx512(())
+    }
+}
+
+/// One `Simd` method whose body is intrinsics.
+macro_rules! op {
+    ($($(#[$doc:meta])* $name:ident($($arg:ident: $ty:ty),*) -> $out:ty = $body:expr;)*) => {$(
+        #[inline(always)]
+        fn $name(self, $($arg: $ty),*) -> $out {
+            // SAFETY: `self` proves the instruction set; the operation touches registers only (or only hints, for `prefetch`).
+            unsafe { $body }
+        }
+    )*};
+}
+
+impl Simd for Avx512 {
+    type V = __m512;
+    // 24 accumulators, 4 vectors of the shared operand, 4 registers to spare; the other operand is broadcast from memory.
+    const ROWS: usize = 6;
+    const COLUMNS: usize = 4;
+
+    #[inline(always)]
+    fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
+        fn run<K: Kernel>(kernel: K, simd: Avx512) -> K::Output {
+            kernel.run(simd)
+        }
+        // SAFETY: `self` proves the features.
+        unsafe { run(kernel, self) }
+    }
+    #[inline(always)]
+    unsafe fn load_ptr(self, p: *const f32) -> __m512 {
+        // SAFETY: the caller's promise; unaligned load.
+        unsafe { _mm512_loadu_ps(p) }
+    }
+    #[inline(always)]
+    unsafe fn store_ptr(self, p: *mut f32, v: __m512) {
+        // SAFETY: the caller's promise; unaligned store.
+        unsafe { _mm512_storeu_ps(p, v) }
+    }
+    #[inline(always)]
+    unsafe fn load_f16_ptr(self, p: *const u16) -> __m512 {
+        // SAFETY: the caller's promise; unaligned load.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
+    }
+    op! {
+        splat(x: f32) -> __m512 = _mm512_set1_ps(x);
+        add(a: __m512, b: __m512) -> __m512 = _mm512_add_ps(a, b);
+        sub(a: __m512, b: __m512) -> __m512 = _mm512_sub_ps(a, b);
+        mul(a: __m512, b: __m512) -> __m512 = _mm512_mul_ps(a, b);
+        div(a: __m512, b: __m512) -> __m512 = _mm512_div_ps(a, b);
+        mul_add(a: __m512, b: __m512, c: __m512) -> __m512 = _mm512_fmadd_ps(a, b, c);
+        fused_mul_add(a: __m512, b: __m512, c: __m512) -> __m512 = _mm512_fmadd_ps(a, b, c);
+        max(a: __m512, b: __m512) -> __m512 = _mm512_max_ps(a, b);
+        select_lt(a: __m512, b: __m512, x: __m512, y: __m512) -> __m512 =
+            _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b), y, x);
+        round(a: __m512) -> __m512 = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a);
+        exp2_integral(n: __m512) -> __m512 = {
+            let biased = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<23>(biased))
+        };
+        keep(v: __m512, mask: u16, other: __m512) -> __m512 = _mm512_mask_blend_ps(mask, other, v);
+        sum(v: __m512) -> f32 = sum8(_mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v)));
+        largest(v: __m512) -> f32 = max8(_mm256_max_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v)));
+        prefetch(p: *const u8) -> () = _mm_prefetch::<_MM_HINT_T1>(p.cast());
+    }
+}
+
+impl Simd for Avx2 {
+    type V = (__m256, __m256);
+    // 12 accumulators of 16 registers, 2 for the shared operand and 1 for the broadcast one.
+    const ROWS: usize = 6;
+    const COLUMNS: usize = 1;
+
+    #[inline(always)]
+    fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
+        #[target_feature(enable = "avx2,fma,f16c")]
+        fn run<K: Kernel>(kernel: K, simd: Avx2) -> K::Output {
+            kernel.run(simd)
+        }
+        // SAFETY: `self` proves the features.
+        unsafe { run(kernel, self) }
+    }
+    #[inline(always)]
+    unsafe fn load_ptr(self, p: *const f32) -> Self::V {
+        // SAFETY: the caller's promise; unaligned loads.
+        unsafe { (_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8))) }
+    }
+    #[inline(always)]
+    unsafe fn store_ptr(self, p: *mut f32, v: Self::V) {
+        // SAFETY: the caller's promise; unaligned stores.
+        unsafe {
+            _mm256_storeu_ps(p, v.0);
+            _mm256_storeu_ps(p.add(8), v.1);
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_f16_ptr(self, p: *const u16) -> Self::V {
+        // SAFETY: the caller's promise; unaligned loads.
+        unsafe {
+            let (low, high) = (_mm_loadu_si128(p.cast()), _mm_loadu_si128(p.add(8).cast()));
+            (_mm256_cvtph_ps(low), _mm256_cvtph_ps(high))
+        }
+    }
+    op! {
+        splat(x: f32) -> Self::V = (_mm256_set1_ps(x), _mm256_set1_ps(x));
+        add(a: Self::V, b: Self::V) -> Self::V = (_mm256_add_ps(a.0, b.0), _mm256_add_ps(a.1, b.1));
+        sub(a: Self::V, b: Self::V) -> Self::V = (_mm256_sub_ps(a.0, b.0), _mm256_sub_ps(a.1, b.1));
+        mul(a: Self::V, b: Self::V) -> Self::V = (_mm256_mul_ps(a.0, b.0), _mm256_mul_ps(a.1, b.1));
+        div(a: Self::V, b: Self::V) -> Self::V = (_mm256_div_ps(a.0, b.0), _mm256_div_ps(a.1, b.1));
+        mul_add(a: Self::V, b: Self::V, c: Self::V) -> Self::V =
+            (_mm256_fmadd_ps(a.0, b.0, c.0), _mm256_fmadd_ps(a.1, b.1, c.1));
+        fused_mul_add(a: Self::V, b: Self::V, c: Self::V) -> Self::V =
+            (_mm256_fmadd_ps(a.0, b.0, c.0), _mm256_fmadd_ps(a.1, b.1, c.1));
+        max(a: Self::V, b: Self::V) -> Self::V = (_mm256_max_ps(a.0, b.0), _mm256_max_ps(a.1, b.1));
+        select_lt(a: Self::V, b: Self::V, x: Self::V, y: Self::V) -> Self::V = (
+            _mm256_blendv_ps(y.0, x.0, _mm256_cmp_ps::<_CMP_LT_OQ>(a.0, b.0)),
+            _mm256_blendv_ps(y.1, x.1, _mm256_cmp_ps::<_CMP_LT_OQ>(a.1, b.1)),
+        );
+        round(a: Self::V) -> Self::V = (
+            _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a.0),
+            _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a.1),
+        );
+        exp2_integral(n: Self::V) -> Self::V = (exp2_integral8(n.0), exp2_integral8(n.1));
+        keep(v: Self::V, mask: u16, other: Self::V) -> Self::V =
+            (keep8(v.0, mask & 0xff, other.0), keep8(v.1, mask >> 8, other.1));
+        sum(v: Self::V) -> f32 = sum8(_mm256_add_ps(v.0, v.1));
+        largest(v: Self::V) -> f32 = max8(_mm256_max_ps(v.0, v.1));
+        prefetch(p: *const u8) -> () = _mm_prefetch::<_MM_HINT_T1>(p.cast());
+    }
+}
+
+/// Lanes 4 apart, 2 apart, neighbours.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn sum8(v: __m256) -> f32 {
+    let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+    let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
+    _mm_cvtss_f32(_mm_add_ss(v, _mm_movehdup_ps(v)))
+}
+
+/// The largest of 8 lanes.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn max8(v: __m256) -> f32 {
+    let v = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
+    let v = _mm_max_ps(v, _mm_movehl_ps(v, v));
+    _mm_cvtss_f32(_mm_max_ss(v, _mm_movehdup_ps(v)))
+}
+
+/// `2^n` in 8 lanes.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn exp2_integral8(n: __m256) -> __m256 {
+    let biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+    _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
+}
+
+/// `v` where the lane's bit of `mask` is set, else `other`.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn keep8(v: __m256, mask: u16, other: __m256) -> __m256 {
+    let bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    let set = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(i32::from(mask)), bit), bit);
+    _mm256_blendv_ps(other, v, _mm256_castsi256_ps(set))
+}
