@@ -91,7 +91,7 @@ fn gate_vector<S: Simd>(s: S, x: S::V, up: S::V, kind: Gate) -> S::V {
         Gate::GeluTanh => {
             // 2 sqrt(2/pi) and 2 sqrt(2/pi) 0.044715.
             let cubic = s.mul(s.mul(x, x), s.splat(0.071_354_82));
-            s.mul(x, s.add(cubic, s.splat(1.595_769_1)))
+            s.mul(x, s.add(cubic, s.splat(1.595_769)))
         }
     };
     // sigmoid(z) = 1 / (1 + e^-z) = e^z / (1 + e^z): whichever does not overflow.
@@ -124,10 +124,17 @@ mod tests {
         // tanh in the form without cancellation, so that the oracle is exact for negative x as well.
         let gelu =
             |x: f64| x / (1.0 + (-2.0 * (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3))).exp());
-        let oracles: [(&dyn Fn(f64) -> f64, fn(&Compute, &mut [f32], &[f32]), f64); 2] =
-            // In the tails of GELU the rounding of z (up to 87) is what its exponential magnifies.
-            [(&silu, silu_mul, TOLERANCE), (&gelu, gelu_tanh_mul, 3e-5)];
-        for (oracle, kernel, tolerance) in oracles {
+        struct Case<'a> {
+            oracle: &'a dyn Fn(f64) -> f64,
+            kernel: fn(&Compute, &mut [f32], &[f32]),
+            tolerance: f64,
+        }
+        // In the tails of GELU the rounding of z (up to 87) is what its exponential magnifies.
+        let cases = [
+            Case { oracle: &silu, kernel: silu_mul, tolerance: TOLERANCE },
+            Case { oracle: &gelu, kernel: gelu_tanh_mul, tolerance: 3e-5 },
+        ];
+        for Case { oracle, kernel, tolerance } in cases {
             let mut reference = gate.clone();
             kernel(&compute(Isa::SCALAR), &mut reference, &up);
             for ((x, up), got) in gate.iter().zip(&up).zip(&reference) {

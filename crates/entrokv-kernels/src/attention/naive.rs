@@ -1,0 +1,71 @@
+//! The oracle: attention as the formula says it, in f64, one row at a time.
+
+use super::{AttentionParams, AttentionSpan, Tap};
+
+/// As `paged_attention`, but slow.
+pub(super) fn attention(params: &AttentionParams, spans: &mut [AttentionSpan<'_>], q: &[f32], out: &mut [f32]) {
+    let (d, r) = (params.head_dim, params.group_size());
+    for span in spans {
+        let mut probabilities = vec![Vec::new(); params.num_kv_heads];
+        for (g, segments) in span.segments.iter().enumerate() {
+            let mut tokens = Vec::new();
+            for segment in segments {
+                for slot in 0..segment.len as usize {
+                    let (mut k, mut v) = (vec![0.0; d], vec![0.0; d]);
+                    params.layout(segment.format).read_token(segment.frame, slot, &mut k, &mut v);
+                    tokens.push((segment.position + slot as u32, k, v));
+                }
+            }
+            for row in 0..span.num_rows {
+                let position = span.first_position + row as u32;
+                let oldest = params.window.map_or(0, |window| (position + 1).saturating_sub(window));
+                for h in g * r..(g + 1) * r {
+                    let at = ((span.first_row + row) * params.num_heads + h) * d;
+                    let scores: Vec<f64> = tokens
+                        .iter()
+                        .map(|(p, k, _)| {
+                            if *p > position || *p < oldest {
+                                return f64::NEG_INFINITY;
+                            }
+                            let dot: f64 =
+                                q[at..at + d].iter().zip(k).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+                            dot * f64::from(params.scale)
+                        })
+                        .collect();
+                    let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                    let weights: Vec<f64> =
+                        scores.iter().map(|s| if *s == f64::NEG_INFINITY { 0.0 } else { (s - max).exp() }).collect();
+                    let total: f64 = weights.iter().sum();
+                    let p: Vec<f64> = weights.iter().map(|w| if total > 0.0 { w / total } else { 0.0 }).collect();
+                    for i in 0..d {
+                        out[at + i] =
+                            tokens.iter().zip(&p).map(|((_, _, v), p)| p * f64::from(v[i])).sum::<f64>() as f32;
+                    }
+                    probabilities[g].push(p);
+                }
+            }
+        }
+        tap(&mut span.tap, &probabilities, r);
+    }
+}
+
+/// Fills the tap from the probabilities, per KV head `[rows * group_size][tokens]`.
+fn tap(tap: &mut Tap, probabilities: &[Vec<Vec<f64>>], r: usize) {
+    match tap {
+        Tap::None => {}
+        Tap::Rows { from_row, out } => {
+            let tapped = |rows: &Vec<Vec<f64>>| rows[*from_row * r..].concat().iter().map(|p| *p as f32).collect();
+            *out = probabilities.iter().map(tapped).collect();
+        }
+        Tap::ColumnSums { out } => {
+            for (out, rows) in out.iter_mut().zip(probabilities) {
+                let num_tokens = out.len() / r;
+                for (i, row) in rows.iter().enumerate() {
+                    for (sum, p) in out[i % r * num_tokens..].iter_mut().zip(row) {
+                        *sum += *p as f32;
+                    }
+                }
+            }
+        }
+    }
+}
