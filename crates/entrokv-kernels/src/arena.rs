@@ -1,1 +1,175 @@
-//! To come: arena.
+//! A range of address space for a pool of pages, in which only what is used costs memory.
+//!
+//! The whole capacity is reserved at once, so that frames never move; the operating system backs an address with memory
+//! when it is first written, and takes it back on [`Arena::release`]. What the process holds resident is then what the
+//! pool has in use (rounded to the pages of the operating system), not its capacity.
+
+use std::fmt;
+use std::io;
+use std::ops::Range;
+
+use memmap2::{MmapMut, MmapOptions};
+
+/// An anonymous reservation, zero until written.
+pub struct Arena {
+    /// `None` for an empty reservation, which `mmap` refuses.
+    map: Option<MmapMut>,
+}
+
+impl Arena {
+    /// Reserves `bytes` of address space. No memory is used and no swap is set aside yet.
+    ///
+    /// # Errors
+    /// What the operating system says, when the range does not fit the address space or the process's limit.
+    pub fn reserve(bytes: u64) -> io::Result<Arena> {
+        let len = usize::try_from(bytes).map_err(|_| {
+            io::Error::new(io::ErrorKind::OutOfMemory, format!("{bytes} bytes do not fit the address space"))
+        })?;
+        if len == 0 {
+            return Ok(Arena { map: None });
+        }
+        let map = MmapOptions::new().len(len).no_reserve_swap().map_anon()?;
+        Ok(Arena { map: Some(map) })
+    }
+
+    /// Bytes reserved.
+    pub fn len(&self) -> u64 {
+        self.map.as_ref().map_or(0, |map| map.len() as u64)
+    }
+
+    /// Whether nothing is reserved.
+    pub fn is_empty(&self) -> bool {
+        self.map.is_none()
+    }
+
+    /// The bytes of `range`.
+    ///
+    /// # Panics
+    /// If `range` is not inside the reservation.
+    pub fn bytes(&self, range: Range<u64>) -> &[u8] {
+        let range = self.checked(range);
+        self.map.as_ref().map_or(&[], |map| &map[range])
+    }
+
+    /// The bytes of `range`, to be written.
+    ///
+    /// # Panics
+    /// If `range` is not inside the reservation.
+    pub fn bytes_mut(&mut self, range: Range<u64>) -> &mut [u8] {
+        let range = self.checked(range);
+        self.map.as_mut().map_or(&mut [], |map| &mut map[range])
+    }
+
+    /// Gives the memory of every whole page of the operating system inside `range` back to it; these bytes read as zero
+    /// from then on. Bytes of `range` that share such a page with others are left as they are.
+    ///
+    /// # Panics
+    /// If `range` is not inside the reservation.
+    pub fn release(&mut self, range: Range<u64>) {
+        let os_page = Self::os_page();
+        let range = range.start.next_multiple_of(os_page)..range.end / os_page * os_page;
+        if range.start >= range.end {
+            return;
+        }
+        let range = self.checked(range);
+        let Some(map) = &mut self.map else { return };
+        #[cfg(target_os = "linux")]
+        {
+            use memmap2::UncheckedAdvice;
+            // SAFETY: the map is private, anonymous and exclusively borrowed, so that no reference into the range can see its
+            // bytes become zero; the range is inside the map and made of whole pages, so no other byte does.
+            let advised =
+                unsafe { map.unchecked_advise_range(UncheckedAdvice::DontNeed, range.start, range.end - range.start) };
+            if advised.is_ok() {
+                return;
+            }
+        }
+        // Elsewhere, or refused (locked memory): the promise of zeros is kept, the memory stays.
+        map[range].fill(0);
+    }
+
+    /// Bytes of a page of the operating system, the granule of [`Arena::release`].
+    pub fn os_page() -> u64 {
+        #[cfg(unix)]
+        {
+            rustix::param::page_size() as u64
+        }
+        #[cfg(not(unix))]
+        {
+            4096
+        }
+    }
+
+    fn checked(&self, range: Range<u64>) -> Range<usize> {
+        assert!(
+            range.start <= range.end && range.end <= self.len(),
+            "{range:?} is not inside an arena of {} bytes",
+            self.len()
+        );
+        // No truncation: both ends are at most the map's length, a usize.
+        range.start as usize..range.end as usize
+    }
+}
+
+impl fmt::Debug for Arena {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Arena").field("bytes", &self.len()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Resident bytes of this process.
+    #[cfg(target_os = "linux")]
+    fn resident_bytes() -> u64 {
+        let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+        statm.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * Arena::os_page()
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn only_what_is_used_is_resident() {
+        const MIB: u64 = 1 << 20;
+        // Other tests of this process allocate at the same time; they stay far below the slack.
+        const SLACK: u64 = 48 * MIB;
+        let before = resident_bytes();
+        let mut arena = Arena::reserve(4096 * MIB).unwrap();
+        assert!(resident_bytes() < before + SLACK, "reserving is free");
+        arena.bytes_mut(MIB..257 * MIB).fill(7);
+        assert!(resident_bytes() > before + 256 * MIB - SLACK);
+        arena.release(MIB..257 * MIB);
+        assert!(resident_bytes() < before + SLACK, "released memory has gone back");
+        assert!(arena.bytes(0..300 * MIB).iter().all(|&b| b == 0));
+    }
+
+    #[test]
+    fn release_keeps_to_whole_pages_of_the_operating_system() {
+        let page = Arena::os_page();
+        let mut arena = Arena::reserve(4 * page).unwrap();
+        arena.bytes_mut(0..4 * page).fill(1);
+        arena.release(1..3 * page - 1);
+        for (index, byte) in arena.bytes(0..4 * page).iter().enumerate() {
+            let released = (page..2 * page).contains(&(index as u64));
+            assert_eq!(*byte, u8::from(!released), "byte {index}");
+        }
+        arena.release(0..10);
+        arena.release(4 * page..4 * page);
+        assert_eq!(arena.bytes(0..1), [1]);
+    }
+
+    #[test]
+    fn an_empty_arena_is_fine_and_an_absurd_one_an_error() {
+        let mut arena = Arena::reserve(0).unwrap();
+        assert!(arena.is_empty() && arena.bytes(0..0).is_empty() && arena.bytes_mut(0..0).is_empty());
+        arena.release(0..0);
+        assert!(Arena::reserve(1 << 62).is_err());
+    }
+
+    #[test]
+    #[should_panic(expected = "not inside an arena of 10 bytes")]
+    fn a_range_outside_panics() {
+        let _ = Arena::reserve(10).unwrap().bytes(5..11);
+    }
+}
