@@ -1,0 +1,93 @@
+//! What attention shows a policy: softmax rows over the tokens resident in one KV group.
+//!
+//! Invariants (upheld by whoever observes, relied on by every scorer):
+//! 1. `positions` is ascending and holds resident tokens only; after an eviction it has gaps.
+//! 2. A row's entry is the attention mass of one query head on one token; tokens after the row's query have mass 0.
+//! 3. Pieces of one prompt arrive in ascending row order.
+
+/// Attention rows of one KV group, as a policy asked for them in [`Taps`].
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionRows<'a> {
+    /// Where the rows come from.
+    pub source: RowSource,
+    /// Number of query heads that share this KV head.
+    pub group_size: usize,
+    /// Absolute positions of the columns, ascending, resident tokens only.
+    pub positions: &'a [u32],
+    /// Masses, `[num_rows, group_size, positions.len()]`, row-major.
+    pub rows: &'a [f32],
+}
+
+impl<'a> AttentionRows<'a> {
+    /// The masses of query head `head` in row `row`, `[positions.len()]`.
+    ///
+    /// # Panics
+    /// When `row` or `head` is out of range.
+    #[must_use]
+    pub fn head(&self, row: usize, head: usize) -> &'a [f32] {
+        assert!(head < self.group_size, "head {head} of a group of {}", self.group_size);
+        let columns = self.positions.len();
+        let start = (row * self.group_size + head) * columns;
+        &self.rows[start..start + columns]
+    }
+
+    /// Number of rows stored in `rows` (1 for column sums, however many queries they sum).
+    #[must_use]
+    pub fn num_rows(&self) -> usize {
+        let row = self.group_size * self.positions.len();
+        self.rows.len().checked_div(row).unwrap_or(0)
+    }
+}
+
+/// What a batch of [`AttentionRows`] is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowSource {
+    /// Rows of prompt queries, ascending.
+    Prompt,
+    /// Rows of decoded tokens, one per step.
+    Step,
+    /// One row per head: the sum over `num_rows` prompt queries.
+    ColumnSums {
+        /// How many query rows were summed.
+        num_rows: usize,
+    },
+}
+
+/// Which prompt rows a policy reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowTap {
+    /// None.
+    None,
+    /// The last prompt query's row.
+    Last,
+    /// The rows of the last so many prompt queries (all of them when the prompt is shorter).
+    Window(usize),
+    /// Column sums over every prompt query.
+    Accumulated,
+}
+
+/// What a policy asks attention to hand over; nothing else is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Taps {
+    /// Rows of the prompt.
+    pub prompt: RowTap,
+    /// Whether it also reads the row of every decoded token.
+    pub step_rows: bool,
+}
+
+/// The tokens of one resident page, by absolute position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageSpan {
+    /// Position of the page's first token.
+    pub first_position: u32,
+    /// Number of filled slots.
+    pub len: u32,
+}
+
+impl PageSpan {
+    /// One past the position of the page's last token.
+    #[must_use]
+    pub fn end(&self) -> u64 {
+        u64::from(self.first_position) + u64::from(self.len)
+    }
+}
