@@ -101,7 +101,12 @@ pub enum FormatError {
         got: u32,
     },
     /// A tensor whose elements are of a kind that no kernel reads.
-    #[error("tensor {} has type {}, which is not supported: only {} are", Text(tensor), ggml_type_name(*id), supported_types())]
+    #[error(
+        "tensor {} has type {}, which is not supported: only {} are",
+        Text(tensor),
+        ggml_type_name(*id),
+        supported_types()
+    )]
     UnsupportedTensorType {
         /// The tensor.
         tensor: String,
@@ -151,7 +156,8 @@ pub enum FormatError {
     },
     /// A tensor that ends after the file does: an interrupted copy or download, or an invented offset.
     #[error(
-        "truncated: tensor {} ends at byte {end}, the file at byte {file_bytes} ({} bytes missing for this tensor, {} for the file)",
+        "truncated: tensor {} ends at byte {end}, the file at byte {file_bytes} \
+         ({} bytes missing for this tensor, {} for the file)",
         Text(tensor), end - file_bytes, file_end - file_bytes
     )]
     TensorPastEnd {
@@ -258,7 +264,10 @@ pub enum SplitError {
         path: PathBuf,
     },
     /// A part that says it is another one, or one of another number of parts.
-    #[error("{} calls itself part {} of {found_count}: part {} of {count} is expected", path.display(), found_no + 1, no + 1)]
+    #[error(
+        "{} calls itself part {} of {found_count}: part {} of {count} is expected",
+        path.display(), found_no + 1, no + 1
+    )]
     WrongPart {
         /// The file.
         path: PathBuf,
@@ -321,7 +330,7 @@ pub enum MetadataError {
         expected: &'static str,
     },
     /// Bytes that are no text.
-    #[error("metadata key {} is not valid UTF-8{}", Text(key), index.map_or_else(String::new, |i| format!(" at index {i}")))]
+    #[error("metadata key {} is not valid UTF-8{}", Text(key), index.map_or(String::new(), |i| format!(" at index {i}")))]
     NotUtf8 {
         /// The key asked for.
         key: String,

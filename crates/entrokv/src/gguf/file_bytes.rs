@@ -32,13 +32,12 @@ impl FileBytes {
 /// A map is a view of a file that others may write to, and that is the one thing the compiler cannot check for us:
 ///
 /// * *Written to while mapped*: the bytes change under a `&[u8]`. Nothing here decides twice on the same bytes without
-///   checking twice: the header is compared with the length of the map, which is fixed now; every later read of a
-///   value repeats the checks; weights are numbers, and any bits are a number. Wrong answers are possible, reads outside
-///   the map are not.
+///   checking twice: lengths are compared with the map's, which is fixed now; every later read of a value repeats the
+///   checks; weights are numbers, and any bits are a number. Wrong answers are possible, reads outside the map are not.
 /// * *Shortened while mapped*: touching a page past the new end kills the process with a bus error. No check of ours
 ///   can prevent that. What we do: whatever we write ourselves we write under a temporary name and rename, so that a
 ///   file under its final name is never shortened by us (replacing a file by renaming leaves our map the old one);
-///   and a model copies its weights into the kernels' own layout when it is loaded, so that the map is not needed afterwards.
+///   and a model copies its weights into the kernels' own layout when it is loaded, and needs no map afterwards.
 ///
 /// Reading instead of mapping would hold the file twice in memory while a model loads, and reread what the page cache
 /// has; all engines of this format map it for that reason.
