@@ -1,9 +1,30 @@
 //! The idea of EntroKV without tensors: pages, pool, block tables, budgets, the byte ledger and eviction policies.
+//!
+//! A cache is kept at (layer, KV head, page). Each pair of a layer and a KV head, a [`KvGroup`], owns a block table of
+//! its own ([`KvCache`]), so that a page of one head can be freed while its siblings stay. Pages live in frames of one
+//! byte-capped [`PagePool`]; a frame is an offset and a length, and the bytes behind it belong to whoever embeds this
+//! crate. A [`Budget`] says how much may stay, [`Pins`] what must, and both are resolved with integers only.
+//!
+//! Nothing here reads a tensor, does I/O or spawns a thread. Equal calls give equal pages and equal offsets.
+
+#![forbid(unsafe_code)]
 
 pub mod attention_rows;
+pub mod budget;
 pub mod entropy;
+pub mod kv_cache;
+pub mod page;
+pub mod pins;
+pub mod pool;
 pub mod selection;
+pub mod shape;
 
 pub use attention_rows::{AttentionRows, PageSpan, RowSource, RowTap, Taps};
+pub use budget::{Budget, BudgetError, BudgetParseError, Ratio, RatioError, ResolvedBudget};
 pub use entropy::{MIN_RESIDUAL_MASS, RenyiOrder, head_weights, residual_entropy};
+pub use kv_cache::{Applied, FateError, Footprint, KindFootprint, KvCache, PageFate, ResidentPage, Slot};
+pub use page::{PageIndex, PageKind, PageKindError};
+pub use pins::{OpenPage, Pins, RecentPages};
+pub use pool::{ClassUsage, Frame, PagePool, PoolExhausted};
 pub use selection::{PageSet, pages_to_evict, select_pages};
+pub use shape::{CacheShape, KvGroup, LayerKind, ShapeError};

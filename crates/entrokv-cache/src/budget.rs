@@ -1,0 +1,187 @@
+//! How much of a cache may stay: stated by a user, resolved once, in integers.
+//!
+//! A budget caps the pages of each KV group of global layers; window layers keep their window and are outside it.
+//! Everything rounds down, so that what is held never exceeds what was asked, except that a fraction is raised to the
+//! smallest budget there is ([`Pins::smallest_pages`]) and says so.
+//!
+//! Invariants, each a test of that name:
+//!
+//! * `budgets_print_what_they_parse_from`.
+//! * `a_resolved_budget_never_exceeds_what_was_asked`, unless raised.
+//! * `absolute_budgets_below_the_pins_are_refused`, naming both numbers.
+//! * `fractions_below_the_pins_are_raised`.
+//! * `a_hundred_percent_is_unlimited`.
+
+mod parse;
+mod ratio;
+
+use std::fmt;
+
+use thiserror::Error;
+
+use crate::page::PageKind;
+use crate::pins::Pins;
+use crate::shape::CacheShape;
+
+pub use self::parse::BudgetParseError;
+pub use self::ratio::{Ratio, RatioError};
+
+/// A cap on a sequence's cache, as stated.
+///
+/// It parses from
+/// * `64MiB`, `1.5GB`, `4096B`: bytes of the whole sequence (KiB, MiB, GiB, TiB are powers of 1,024; kB, MB, GB, TB of
+///   1,000), split evenly over the KV groups of global layers;
+/// * `512tok`, `512 tokens`: tokens per KV group;
+/// * `40pages`: pages per KV group;
+/// * `20%`, `12.5%`, `0.2`, `1/5`: an exact fraction of the prompt's tokens, 100 % and more keeping everything.
+///
+/// Units may be in any case and set off by spaces. A bare integer is refused, since it does not say what it counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Budget {
+    /// Payload bytes of the whole sequence.
+    Bytes(u64),
+    /// Pages per KV group.
+    Pages(u64),
+    /// Tokens per KV group.
+    Tokens(u64),
+    /// A part of the prompt's tokens, fixed when the prompt has been read.
+    Fraction(Ratio),
+}
+
+/// What a budget comes to for one sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ResolvedBudget {
+    /// Pages each KV group of a global layer may hold (`k_pages`); `usize::MAX` where unlimited.
+    pub pages_per_group: usize,
+    /// Payload bytes of that many pages in all those groups; `u64::MAX` where unlimited.
+    pub bytes: u64,
+    /// Whether a fraction was raised to the smallest budget there is.
+    pub raised: bool,
+    /// Whether nothing is ever to be evicted, while reading or while decoding: a fraction of 100 % or more.
+    pub unlimited: bool,
+}
+
+impl Budget {
+    /// What the budget comes to once a prompt of `prompt_tokens` has been read into pages of `kind`.
+    ///
+    /// For fractions `k = floor(rho T)` tokens and `max(smallest, floor(k / B))` pages (specification, sections 2 and
+    /// 10); 100 % and more is unlimited. Bytes are divided among groups and then by bytes of a page, rounding down both
+    /// times.
+    ///
+    /// # Errors
+    /// As [`Budget::check`].
+    pub fn resolve(
+        &self,
+        shape: &CacheShape,
+        kind: PageKind,
+        prompt_tokens: usize,
+        pins: &Pins,
+    ) -> Result<ResolvedBudget, BudgetError> {
+        let smallest = pins.smallest_pages(shape.page_size);
+        let Budget::Fraction(fraction) = self else {
+            let pages = self.checked_pages(shape, kind, pins)?;
+            return Ok(ResolvedBudget::of(pages, shape, kind));
+        };
+        if fraction.is_whole() {
+            return Ok(ResolvedBudget { pages_per_group: usize::MAX, bytes: u64::MAX, raised: false, unlimited: true });
+        }
+        // Below one, the floor of a part of a usize is a usize.
+        let pages = fraction.floor_of(prompt_tokens as u64) as usize / shape.page_size;
+        let resolved = ResolvedBudget::of(pages.max(smallest), shape, kind);
+        Ok(ResolvedBudget { raised: pages < smallest, ..resolved })
+    }
+
+    /// Whether the budget can be kept, as far as can be told before a prompt is read.
+    ///
+    /// # Errors
+    /// [`BudgetError::BelowPins`] for an absolute budget smaller than what must stay resident;
+    /// [`BudgetError::NothingToCap`] for one in bytes where no layer is global.
+    pub fn check(&self, shape: &CacheShape, kind: PageKind, pins: &Pins) -> Result<(), BudgetError> {
+        match self {
+            Budget::Fraction(_) => Ok(()),
+            Budget::Bytes(_) | Budget::Pages(_) | Budget::Tokens(_) => self.checked_pages(shape, kind, pins).map(drop),
+        }
+    }
+
+    /// Pages per group of an absolute budget, if it is not below the pins.
+    fn checked_pages(&self, shape: &CacheShape, kind: PageKind, pins: &Pins) -> Result<usize, BudgetError> {
+        let num_groups = shape.num_global_groups() as u64;
+        let page_bytes = kind.page_bytes(shape);
+        let pages = match *self {
+            Budget::Bytes(bytes) => {
+                bytes.checked_div(num_groups).ok_or(BudgetError::NothingToCap { budget: *self })? / page_bytes
+            }
+            Budget::Pages(pages) => pages,
+            Budget::Tokens(tokens) => tokens / shape.page_size as u64,
+            Budget::Fraction(_) => unreachable!("the callers resolve fractions themselves"),
+        };
+        let pages = usize::try_from(pages).unwrap_or(usize::MAX);
+        let smallest_pages = pins.smallest_pages(shape.page_size);
+        if pages >= smallest_pages {
+            return Ok(pages);
+        }
+        let smallest = match *self {
+            Budget::Bytes(_) => Budget::Bytes(bytes_of(smallest_pages, shape, kind)),
+            Budget::Tokens(_) => Budget::Tokens((smallest_pages as u64).saturating_mul(shape.page_size as u64)),
+            Budget::Pages(_) | Budget::Fraction(_) => Budget::Pages(smallest_pages as u64),
+        };
+        Err(BudgetError::BelowPins { budget: *self, pages, smallest, smallest_pages })
+    }
+}
+
+impl ResolvedBudget {
+    fn of(pages_per_group: usize, shape: &CacheShape, kind: PageKind) -> Self {
+        Self { pages_per_group, bytes: bytes_of(pages_per_group, shape, kind), raised: false, unlimited: false }
+    }
+}
+
+/// Bytes of so many pages in every global KV group.
+fn bytes_of(pages_per_group: usize, shape: &CacheShape, kind: PageKind) -> u64 {
+    (pages_per_group as u64).saturating_mul(shape.num_global_groups() as u64).saturating_mul(kind.page_bytes(shape))
+}
+
+impl fmt::Display for Budget {
+    /// In a form that parses to the same budget.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let plural = |count: u64| if count == 1 { "" } else { "s" };
+        match *self {
+            Budget::Bytes(bytes) => {
+                let shift = (bytes.trailing_zeros() / 10 * 10).min(40);
+                let unit = ["B", "KiB", "MiB", "GiB", "TiB"][shift as usize / 10];
+                if bytes == 0 { f.write_str("0B") } else { write!(f, "{}{unit}", bytes >> shift) }
+            }
+            Budget::Pages(pages) => write!(f, "{pages}page{}", plural(pages)),
+            Budget::Tokens(tokens) => write!(f, "{tokens}tok"),
+            Budget::Fraction(fraction) => fraction.fmt(f),
+        }
+    }
+}
+
+/// Why a budget cannot be kept.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum BudgetError {
+    /// Less than must stay resident.
+    #[error(
+        "a KV budget of {budget} is {pages} page(s) per KV head, but the sink, recent and open pages need \
+         {smallest_pages}: the smallest budget is {smallest}"
+    )]
+    BelowPins {
+        /// The budget.
+        budget: Budget,
+        /// Pages per KV group it comes to.
+        pages: usize,
+        /// The smallest budget, in the same unit.
+        smallest: Budget,
+        /// Pages per KV group that must stay.
+        smallest_pages: usize,
+    },
+    /// Bytes to split over no groups.
+    #[error("a KV budget of {budget} has nothing to cap: no layer of the model is global")]
+    NothingToCap {
+        /// The budget.
+        budget: Budget,
+    },
+}
+
+#[cfg(test)]
+mod tests;

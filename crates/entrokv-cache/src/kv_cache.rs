@@ -1,0 +1,183 @@
+//! The KV cache of one sequence: a block table for each (layer, KV head), and what becomes of the pages in it.
+//!
+//! The *logical length* is how many tokens the sequence has had; how many of them a KV group still holds is its
+//! *resident length*. Pages keep their index, so keys keep their absolute position whatever is evicted around them.
+//! The last page of a table is *open* while it has room; every table opens its pages at the same logical lengths.
+//!
+//! Invariants, each a test of that name:
+//!
+//! * `growing_is_all_or_nothing`: a refused growth changes neither cache nor pool.
+//! * `growing_opens_as_many_pages_as_needed`, for any number of tokens at once.
+//! * `evicted_pages_never_come_back`, and what remains stays in ascending order.
+//! * `the_open_page_cannot_be_freed`: the next token would have nowhere to go.
+//! * `a_refused_fate_changes_nothing`.
+//! * `window_layers_keep_what_the_next_query_sees`, and no policy touches them.
+//! * `footprint_is_what_the_frames_hold`.
+//! * `releasing_returns_every_frame`.
+
+mod fate;
+mod footprint;
+mod table;
+
+use std::sync::Arc;
+
+use crate::page::{PageIndex, PageKind};
+use crate::pool::{PagePool, PoolExhausted};
+use crate::shape::{CacheShape, KvGroup, LayerKind};
+
+use self::table::Table;
+
+pub use self::fate::{Applied, FateError, PageFate};
+pub use self::footprint::{Footprint, KindFootprint};
+pub use self::table::{ResidentPage, Slot};
+
+/// Block tables of one sequence, one for each KV group, over frames of a [`PagePool`].
+///
+/// Every call that takes a pool must be given the one the cache grew from. A cache holds frames until
+/// [`KvCache::release`]; dropping it instead is a bug that debug builds refuse, as for a [`Frame`](crate::Frame).
+///
+/// Methods that take a [`KvGroup`] panic if the shape has no such group.
+#[derive(Debug)]
+pub struct KvCache {
+    shape: Arc<CacheShape>,
+    kind: PageKind,
+    logical_len: usize,
+    /// In the order of [`CacheShape::groups`].
+    tables: Vec<Table>,
+}
+
+impl KvCache {
+    /// An empty cache whose pages are opened as `kind`.
+    pub fn new(shape: Arc<CacheShape>, kind: PageKind) -> Self {
+        let tables = (0..shape.num_groups()).map(|_| Table::default()).collect();
+        Self { shape, kind, logical_len: 0, tables }
+    }
+
+    /// The geometry.
+    pub fn shape(&self) -> &CacheShape {
+        &self.shape
+    }
+
+    /// Kind of newly opened pages.
+    pub fn kind(&self) -> PageKind {
+        self.kind
+    }
+
+    /// Tokens the sequence has had, evicted ones included: the absolute position of the next one.
+    pub fn logical_len(&self) -> usize {
+        self.logical_len
+    }
+
+    /// Tokens `group` still holds.
+    pub fn resident_tokens(&self, group: KvGroup) -> usize {
+        self.table_of(group).resident_tokens()
+    }
+
+    /// The pages `group` holds, ascending by index; the open page, if there is one, is the last.
+    pub fn table(&self, group: KvGroup) -> &[ResidentPage] {
+        self.table_of(group).pages()
+    }
+
+    /// Where the key and value of `position` live in `group`; `None` once evicted, and for positions not reached yet.
+    pub fn slot(&self, group: KvGroup, position: u32) -> Option<Slot> {
+        self.table_of(group).slot(position, self.shape.page_size)
+    }
+
+    /// Index of the page that is partly filled, if one is: every table holds it, as its last.
+    pub fn open_page(&self) -> Option<PageIndex> {
+        (!self.logical_len.is_multiple_of(self.shape.page_size))
+            .then(|| PageIndex((self.logical_len / self.shape.page_size) as u32))
+    }
+
+    /// Pages each KV group opens when the sequence grows by `num_tokens`.
+    pub fn new_pages_per_group(&self, num_tokens: usize) -> usize {
+        self.shape.pages_for(self.logical_len.saturating_add(num_tokens)) - self.shape.pages_for(self.logical_len)
+    }
+
+    /// Pages [`KvCache::grow`] takes from the pool for `num_tokens`, over all KV groups.
+    pub fn pages_needed(&self, num_tokens: usize) -> u64 {
+        (self.new_pages_per_group(num_tokens) as u64).saturating_mul(self.tables.len() as u64)
+    }
+
+    /// Makes room for `num_tokens` more tokens in every KV group: fills open pages, then opens new ones.
+    ///
+    /// # Errors
+    /// [`PoolExhausted`] if the pool cannot hold all new pages of all groups, or positions would pass 32 bits. Then
+    /// nothing has changed.
+    pub fn grow(&mut self, pool: &mut PagePool, num_tokens: usize) -> Result<(), PoolExhausted> {
+        let page_bytes = self.kind.page_bytes(&self.shape);
+        let num_pages = self.pages_needed(num_tokens);
+        let len = self.logical_len.checked_add(num_tokens).filter(|len| u32::try_from(*len).is_ok());
+        // Asking first, for the exact number, spares the pool from allocations that would have to be undone.
+        let Some(len) = len.filter(|_| pool.available(page_bytes, num_pages) == num_pages) else {
+            return Err(pool.exhausted(num_pages.saturating_mul(page_bytes)));
+        };
+        for table in &mut self.tables {
+            table.extend(self.logical_len..len, self.shape.page_size, self.kind, || {
+                pool.allocate(page_bytes).expect("the pool has just said that all pages fit")
+            });
+        }
+        self.logical_len = len;
+        Ok(())
+    }
+
+    /// Gives each page `group` holds its fate, in the order of [`KvCache::table`].
+    ///
+    /// # Errors
+    /// [`FateError`] if the fates are not one a page, a page cannot have its fate, or the group belongs to a window
+    /// layer, which no policy touches. Then nothing has changed.
+    pub fn apply(&mut self, pool: &mut PagePool, group: KvGroup, fates: &[PageFate]) -> Result<Applied, FateError> {
+        let open_page = self.open_page();
+        let index = self.shape.group_index(group);
+        if self.shape.layers[group.layer as usize] != LayerKind::Global {
+            return Err(FateError::WindowLayer { layer: group.layer });
+        }
+        let table = &mut self.tables[index];
+        table.check(fates, open_page)?;
+        Ok(table.retain(pool, |index, _| fates[index] != PageFate::Free))
+    }
+
+    /// Frees the pages of window layers that the next query cannot see: those without a position greater than
+    /// `logical_len - window`. The open page stays even for a window of one token, since the next token goes there.
+    pub fn slide_windows(&mut self, pool: &mut PagePool) -> Applied {
+        let open_page = self.open_page();
+        let page_size = self.shape.page_size;
+        let mut applied = Applied::default();
+        for (layer, tables) in self.tables.chunks_mut(self.shape.num_kv_heads).enumerate() {
+            let LayerKind::Window(window) = self.shape.layers[layer] else { continue };
+            let first_visible = (self.logical_len + 1).saturating_sub(window as usize);
+            for table in tables {
+                applied += table.retain(pool, |_, page| {
+                    page.end_position(page_size) as usize > first_visible || Some(page.index) == open_page
+                });
+            }
+        }
+        applied
+    }
+
+    /// What the cache holds, counted from its frames.
+    pub fn footprint(&self) -> Footprint {
+        let mut footprint = Footprint {
+            metadata_bytes: (size_of::<Self>() + self.tables.capacity() * size_of::<Table>()) as u64,
+            ..Footprint::default()
+        };
+        for (group, table) in self.shape.groups().zip(&self.tables) {
+            footprint.add(self.shape.layers[group.layer as usize], table);
+        }
+        footprint
+    }
+
+    /// Gives every frame back.
+    pub fn release(mut self, pool: &mut PagePool) {
+        for table in &mut self.tables {
+            table.retain(pool, |_, _| false);
+        }
+    }
+
+    fn table_of(&self, group: KvGroup) -> &Table {
+        &self.tables[self.shape.group_index(group)]
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,153 @@
+//! The block table of one KV group: its resident pages, and running counts of what they hold.
+
+use std::ops::Range;
+
+use crate::kv_cache::fate::{Applied, FateError, PageFate};
+use crate::kv_cache::footprint::KindFootprint;
+use crate::page::{PageIndex, PageKind};
+use crate::pool::{Frame, PagePool};
+
+/// A page a KV group holds, and the frame it lives in.
+#[derive(Debug)]
+pub struct ResidentPage {
+    /// Which page of the sequence it is.
+    pub index: PageIndex,
+    /// How its elements are stored.
+    pub kind: PageKind,
+    /// Tokens filled, from the page's first slot on: `page_size` but for the open page.
+    pub len: u32,
+    frame: Frame,
+}
+
+/// Where the key and value of one position live.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Slot {
+    /// Bytes of the page's frame.
+    pub range: Range<u64>,
+    /// How the page is stored.
+    pub kind: PageKind,
+    /// Which of the page's slots it is, below `page_size`.
+    pub index: usize,
+}
+
+impl ResidentPage {
+    /// The bytes of its frame.
+    pub fn range(&self) -> Range<u64> {
+        self.frame.range()
+    }
+
+    /// Absolute position of its first token.
+    pub fn first_position(&self, page_size: usize) -> u32 {
+        self.index.first_position(page_size)
+    }
+
+    /// Absolute position after its last filled token.
+    pub fn end_position(&self, page_size: usize) -> u32 {
+        self.first_position(page_size) + self.len
+    }
+}
+
+/// Resident pages of one KV group, ascending.
+#[derive(Debug, Default)]
+pub(super) struct Table {
+    pages: Vec<ResidentPage>,
+    /// Tokens of `pages`, and their number and bytes by kind: kept as they change, since a step asks for them more often
+    /// than it changes them, and a long sequence has many pages.
+    resident_tokens: usize,
+    held: [KindFootprint; PageKind::ALL.len()],
+}
+
+impl Table {
+    pub(super) fn pages(&self) -> &[ResidentPage] {
+        &self.pages
+    }
+
+    pub(super) fn resident_tokens(&self) -> usize {
+        self.resident_tokens
+    }
+
+    pub(super) fn held(&self) -> &[KindFootprint] {
+        &self.held
+    }
+
+    /// Bytes the table takes beside itself.
+    pub(super) fn heap_bytes(&self) -> u64 {
+        (self.pages.capacity() * size_of::<ResidentPage>()) as u64
+    }
+
+    pub(super) fn slot(&self, position: u32, page_size: usize) -> Option<Slot> {
+        let index = PageIndex(position / page_size as u32);
+        let page = &self.pages[self.pages.binary_search_by_key(&index, |page| page.index).ok()?];
+        let slot = position % page_size as u32;
+        (slot < page.len).then(|| Slot { range: page.range(), kind: page.kind, index: slot as usize })
+    }
+
+    /// Adds the tokens at `positions`, which follow the last one, taking a frame for each page they begin.
+    pub(super) fn extend(
+        &mut self,
+        positions: Range<usize>,
+        page_size: usize,
+        kind: PageKind,
+        mut next_frame: impl FnMut() -> Frame,
+    ) {
+        let mut position = positions.start;
+        while position < positions.end {
+            let page_start = position / page_size * page_size;
+            let filled = positions.end.min(page_start + page_size) - page_start;
+            if position == page_start {
+                let frame = next_frame();
+                let held = &mut self.held[kind.ordinal()];
+                held.pages += 1;
+                held.bytes += frame.bytes();
+                let index = PageIndex((page_start / page_size) as u32);
+                self.pages.push(ResidentPage { index, kind, len: filled as u32, frame });
+            } else {
+                // A page that has begun and is not full is the open one, and the open one is never freed.
+                self.pages.last_mut().expect("the open page is resident").len = filled as u32;
+            }
+            self.resident_tokens += page_start + filled - position;
+            position = page_start + filled;
+        }
+    }
+
+    /// Whether every page can have its fate.
+    pub(super) fn check(&self, fates: &[PageFate], open_page: Option<PageIndex>) -> Result<(), FateError> {
+        if fates.len() != self.pages.len() {
+            return Err(FateError::Count { got: fates.len(), resident: self.pages.len() });
+        }
+        for (page, fate) in self.pages.iter().zip(fates) {
+            match *fate {
+                PageFate::Free if Some(page.index) == open_page => {
+                    return Err(FateError::OpenPage { page: page.index });
+                }
+                PageFate::Recode(to) if to != page.kind => {
+                    return Err(FateError::RecodeUnsupported { page: page.index, from: page.kind, to });
+                }
+                PageFate::Keep | PageFate::Recode(_) | PageFate::Free => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Keeps the pages `keep` says (given their place in the table), frees the others.
+    pub(super) fn retain(&mut self, pool: &mut PagePool, keep: impl Fn(usize, &ResidentPage) -> bool) -> Applied {
+        let mut applied = Applied::default();
+        let mut place = 0;
+        for page in self.pages.extract_if(.., |page| {
+            place += 1;
+            !keep(place - 1, page)
+        }) {
+            let held = &mut self.held[page.kind.ordinal()];
+            held.pages -= 1;
+            held.bytes -= page.frame.bytes();
+            self.resident_tokens -= page.len as usize;
+            applied += Applied { pages_freed: 1, tokens_freed: u64::from(page.len), bytes_freed: page.frame.bytes() };
+            pool.release(page.frame);
+        }
+        // Metadata is memory too: a prompt cut to a fifth does not go on paying for the table it once needed.
+        if self.pages.len() < self.pages.capacity() / 4 {
+            self.pages.shrink_to(2 * self.pages.len());
+        }
+        applied
+    }
+}

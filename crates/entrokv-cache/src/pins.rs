@@ -1,0 +1,173 @@
+//! Pages that stay whatever their score.
+//!
+//! Pins are inside the budget: a pinned page takes the place of another. The newest pages include the one being filled,
+//! so that a budget of two pages, the sink page and the open one, pins nothing twice and can always be kept.
+
+use crate::page::PageIndex;
+
+/// What is pinned: the pages of the first tokens, the newest pages, and always the open page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Pins {
+    /// Every page that holds one of this many first positions is pinned.
+    pub sink_tokens: usize,
+    /// So many of the newest pages are pinned, the open page being the newest.
+    pub recent_pages: RecentPages,
+}
+
+/// How many of the newest pages are pinned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum RecentPages {
+    /// This many.
+    Count(usize),
+    /// A quarter of the budget's pages, rounded down, but one at least.
+    Quarter,
+}
+
+/// Where the page being filled stands among the resident pages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum OpenPage {
+    /// The newest resident page is full and no further one is planned: the end of a prompt on a page boundary.
+    None,
+    /// The newest resident page is partly filled.
+    Newest,
+    /// The newest resident page is full and the next one is about to be opened: it will be the newest.
+    Next,
+}
+
+impl Default for Pins {
+    /// The paper's: four sinks, and no recent page beyond the open one.
+    fn default() -> Self {
+        Self { sink_tokens: 4, recent_pages: RecentPages::Count(0) }
+    }
+}
+
+impl Pins {
+    /// Pages that hold the sinks.
+    pub fn sink_pages(&self, page_size: usize) -> usize {
+        self.sink_tokens.div_ceil(page_size)
+    }
+
+    /// The smallest budget, in pages per KV group, that holds the sink pages, the newest pages asked for, and the open
+    /// page, which is the newest.
+    ///
+    /// While a sequence is shorter than its sinks, the open page is a sink page too and less would do, but every
+    /// sequence that goes on needs this much.
+    pub fn smallest_pages(&self, page_size: usize) -> usize {
+        let sinks = self.sink_pages(page_size);
+        match self.recent_pages {
+            RecentPages::Count(count) => sinks.saturating_add(count.max(1)),
+            // The least k with k - max(1, floor(k / 4)) >= s. Since k - floor(k / 4) = ceil(3k / 4), that is
+            // k >= s + 1 and 3k / 4 > s - 1.
+            RecentPages::Quarter => {
+                let by_quarter = sinks.checked_sub(1).map_or(0, |s| 4 * (s as u128) / 3 + 1);
+                sinks.saturating_add(1).max(usize::try_from(by_quarter).unwrap_or(usize::MAX))
+            }
+        }
+    }
+
+    /// The pinned ones of a group's resident `pages` (ascending), as places in that list, under a budget of
+    /// `budget_pages`: sink pages first, ascending, then from the newest page backwards, each once.
+    ///
+    /// A selection that has room for fewer takes them in this order (rule R10 of the golden files).
+    pub fn pinned(&self, pages: &[PageIndex], page_size: usize, budget_pages: usize, open: OpenPage) -> Vec<usize> {
+        let sink_pages = self.sink_pages(page_size);
+        let num_sinks = pages.partition_point(|page| (page.0 as usize) < sink_pages);
+        let recent = self.recent_pages.under(budget_pages);
+        let num_newest = match open {
+            OpenPage::None => recent,
+            OpenPage::Newest => recent.max(1),
+            OpenPage::Next => recent.saturating_sub(1),
+        };
+        let oldest_recent = pages.len().saturating_sub(num_newest).max(num_sinks);
+        (0..num_sinks).chain((oldest_recent..pages.len()).rev()).collect()
+    }
+}
+
+impl RecentPages {
+    /// How many that is under a budget of `budget_pages`.
+    pub fn under(self, budget_pages: usize) -> usize {
+        match self {
+            RecentPages::Count(count) => count,
+            RecentPages::Quarter => (budget_pages / 4).max(1),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn pages(indices: &[u32]) -> Vec<PageIndex> {
+        indices.iter().copied().map(PageIndex).collect()
+    }
+
+    #[test]
+    fn sinks_come_first_then_the_newest_backwards() {
+        let pins = |sink_tokens, recent_pages| Pins { sink_tokens, recent_pages };
+        let count = RecentPages::Count;
+        let cases = [
+            (Pins::default(), vec![0, 1, 2, 3], 2, OpenPage::None, vec![0]),
+            (Pins::default(), vec![0, 1, 2, 3], 2, OpenPage::Newest, vec![0, 3]),
+            (Pins::default(), vec![0, 1, 2, 3], 2, OpenPage::Next, vec![0]),
+            (pins(4, count(2)), vec![0, 4, 7, 9], 9, OpenPage::None, vec![0, 3, 2]),
+            (pins(4, count(2)), vec![0, 4, 7, 9], 9, OpenPage::Newest, vec![0, 3, 2]),
+            (pins(4, count(2)), vec![0, 4, 7, 9], 9, OpenPage::Next, vec![0, 3]),
+            (pins(33, count(1)), vec![0, 1, 2, 9], 9, OpenPage::None, vec![0, 1, 2, 3]),
+            (pins(0, count(0)), vec![3, 5], 9, OpenPage::None, Vec::<usize>::new()),
+            (pins(4, RecentPages::Quarter), vec![0, 1, 2, 3, 4], 12, OpenPage::None, vec![0, 4, 3, 2]),
+            // A page that is sink and open counts once.
+            (pins(4, count(3)), vec![0], 2, OpenPage::Newest, vec![0]),
+        ];
+        for (pins, resident, budget, open, expected) in cases {
+            assert_eq!(pins.pinned(&pages(&resident), 16, budget, open), expected, "{pins:?} {resident:?} {open:?}");
+        }
+    }
+
+    #[test]
+    fn smallest_budgets_count_sinks_and_the_open_page() {
+        let smallest = |sink_tokens, recent_pages| Pins { sink_tokens, recent_pages }.smallest_pages(16);
+        assert_eq!(smallest(4, RecentPages::Count(0)), 2);
+        assert_eq!(smallest(4, RecentPages::Count(1)), 2);
+        assert_eq!(smallest(4, RecentPages::Count(3)), 4);
+        assert_eq!(smallest(0, RecentPages::Count(0)), 1);
+        assert_eq!(smallest(17, RecentPages::Count(0)), 3);
+        assert_eq!(smallest(4, RecentPages::Quarter), 2);
+        assert_eq!(smallest(128, RecentPages::Quarter), 10);
+        assert_eq!(smallest(usize::MAX, RecentPages::Count(usize::MAX)), usize::MAX);
+        assert_eq!(Pins::default().smallest_pages(1), 5);
+    }
+
+    proptest! {
+        /// The closed form is the least fixed point: that many pages hold their own pins, one less does not.
+        #[test]
+        fn the_smallest_budget_holds_its_pins_and_no_smaller_one_does(sink_tokens in 0_usize..2000, page_size in 1_usize..257) {
+            let pins = Pins { sink_tokens, recent_pages: RecentPages::Quarter };
+            let holds = |k: usize| pins.sink_pages(page_size) + RecentPages::Quarter.under(k).max(1) <= k;
+            let smallest = pins.smallest_pages(page_size);
+            prop_assert!(holds(smallest) && holds(smallest + 1));
+            prop_assert!(!holds(smallest - 1));
+        }
+
+        /// Under any budget of at least the smallest, pinned pages leave room, the page about to be opened included.
+        #[test]
+        fn pins_fit_every_budget_that_is_not_refused(
+            sink_tokens in 0_usize..100, recent in prop::option::of(0_usize..9), page_size in 1_usize..40,
+            extra in 0_usize..30, num_pages in 0_u32..80,
+        ) {
+            let recent_pages = recent.map_or(RecentPages::Quarter, RecentPages::Count);
+            let pins = Pins { sink_tokens, recent_pages };
+            let budget = pins.smallest_pages(page_size) + extra;
+            let resident = pages(&(0..num_pages).collect::<Vec<_>>());
+            for (open, reserved) in [(OpenPage::None, 0), (OpenPage::Newest, 0), (OpenPage::Next, 1)] {
+                let mut pinned = pins.pinned(&resident, page_size, budget, open);
+                prop_assert!(pinned.len() + reserved <= budget);
+                pinned.sort_unstable();
+                pinned.dedup();
+                prop_assert_eq!(pinned.len(), pins.pinned(&resident, page_size, budget, open).len());
+                prop_assert!(open != OpenPage::Newest || num_pages == 0 || pinned.last() == Some(&(num_pages as usize - 1)));
+            }
+        }
+    }
+}
