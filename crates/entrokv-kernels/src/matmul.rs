@@ -1,1 +1,147 @@
-//! To come: matmul.
+//! Products of activations with packed weights: `out[token, row] = sum over cols of weight[row, col] * x[token, col]`.
+//!
+//! Promise: the bits of `out[token, row]` depend on the weights of that row and the activations of that token alone. Not
+//! on how many tokens are multiplied at once, nor on a token's place among them, nor on the threads, nor on the
+//! instruction set. It holds because every path does the same operations on one (row, token) in the same order:
+//!
+//! 1. Quantised weights, int8 activations, step by step of 32 columns and unit by unit within: an exact integer dot
+//!    product `i` of codes (less the offset times the sum of the activations' codes, where the type has an offset), then
+//!    `sum = fma(i, scale * x_scale, sum)`, then `sum = fma(min, x_scale * x_sum, sum)` where the type has minima.
+//! 2. Float weights, and all weights with `Arithmetic::F32`: per 32 columns a fresh partial sum
+//!    `part = fma(weight, x, part)` in column order, then `sum = sum + part`.
+//!
+//! One token reads packed tiles directly, bound by memory. Several tokens first unpack a stretch of a tile to bytes and
+//! f32 scales in the first-level cache, then run over the tokens, eight at a time in registers.
+//!
+//! Non-finite scales and sums beyond f32 give infinities and NaN by the rules of IEEE 754, in that order of operations.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod float;
+mod kernels;
+mod output;
+mod scalar;
+mod unpacked;
+
+use crate::activations::{Activations, PANEL_TOKENS, Panel};
+use crate::compute::Compute;
+use crate::matrix::packing::STEP_COLS;
+use crate::matrix::{Matrix, TILE_ROWS};
+
+use float::{FLOAT_COLS, FLOAT_TOKENS, FloatTile};
+use kernels::{FloatKernels, Kernels};
+use output::Output;
+use unpacked::{UNPACKED_STEPS, Unpacked};
+
+/// The sums of one row tile for one token.
+type Sums = [f32; TILE_ROWS];
+
+/// Tokens whose activations go over a few tiles before the next ones come: what stays in the second-level cache.
+const SPAN_PANELS: usize = 512 / PANEL_TOKENS;
+
+/// Parts that a thread's share of the tiles is cut into, so that a thread that was interrupted is helped.
+const TASKS_PER_THREAD: usize = 4;
+
+/// Tiles of a task at most: with many tokens these share the activations found in the second-level cache.
+const MAX_TASK_TILES: usize = 64;
+
+/// Multiplies `x` [tokens, cols] with the transpose of `w` [rows, cols] into `out` [tokens, rows].
+///
+/// # Panics
+/// If `x` has other columns than `w`, `out` is not `tokens * rows` long, or `x` was made by
+/// [`Activations::for_weights`] for other types than that of `w`.
+pub fn matmul(compute: &Compute, w: &Matrix, x: &Activations, out: &mut [f32]) {
+    assert_eq!(x.cols(), w.cols(), "activations and weights must have the same columns");
+    assert_eq!(out.len(), x.num_tokens() * w.rows(), "the output is [tokens, rows]");
+    if out.is_empty() {
+        return;
+    }
+    let task_tiles = w.num_tiles().div_ceil(compute.threads.num_threads() * TASKS_PER_THREAD).clamp(1, MAX_TASK_TILES);
+    let num_tasks = w.num_tiles().div_ceil(task_tiles);
+    let output = Output::new(out, w.rows());
+    let quantised = x.panels().and_then(|panels| Some((panels, Kernels::of(compute.isa, w.weight_type())?)));
+    compute.threads.for_each(num_tasks, |task| {
+        let tiles = task * task_tiles..w.num_tiles().min((task + 1) * task_tiles);
+        let product = TaskProduct { w, tiles, output: &output };
+        match quantised {
+            Some((panels, kernels)) if x.num_tokens() == 1 => product.one_token(kernels, &panels[0]),
+            Some((panels, kernels)) => product.many_tokens(kernels, panels),
+            None => product.floats(FloatKernels::of(compute.isa, w.weight_type()), x),
+        }
+    });
+}
+
+/// What one task computes: some row tiles, all tokens.
+struct TaskProduct<'a> {
+    w: &'a Matrix,
+    tiles: std::ops::Range<usize>,
+    output: &'a Output<'a>,
+}
+
+impl TaskProduct<'_> {
+    fn one_token(self, kernels: Kernels, panel: &Panel) {
+        for tile in self.tiles {
+            let mut sums = [0.0; TILE_ROWS];
+            kernels.one_token(self.w.tile(tile), panel, &mut sums);
+            // SAFETY: tasks have disjoint tiles.
+            unsafe { self.output.write(0, tile, &sums) };
+        }
+    }
+
+    fn many_tokens(self, kernels: Kernels, panels: &[Panel]) {
+        let num_steps = self.w.cols() / STEP_COLS;
+        let mut unpacked = Unpacked::zeroed();
+        for (span, panels) in panels.chunks(SPAN_PANELS).enumerate() {
+            for first_step in (0..num_steps).step_by(UNPACKED_STEPS) {
+                let steps = first_step..num_steps.min(first_step + UNPACKED_STEPS);
+                for tile in self.tiles.clone() {
+                    kernels.unpack(self.w.tile(tile), steps.clone(), &mut unpacked);
+                    for (index, panel) in panels.iter().enumerate() {
+                        let first_token = (span * SPAN_PANELS + index) * PANEL_TOKENS;
+                        let mut sums = [[0.0; TILE_ROWS]; PANEL_TOKENS];
+                        if first_step > 0 {
+                            for (token, sums) in sums[..panel.num_tokens].iter_mut().enumerate() {
+                                // SAFETY: tasks have disjoint tiles.
+                                unsafe { self.output.read(first_token + token, tile, sums) };
+                            }
+                        }
+                        kernels.tokens(&unpacked, steps.clone(), panel, &mut sums);
+                        for (token, sums) in sums[..panel.num_tokens].iter().enumerate() {
+                            // SAFETY: tasks have disjoint tiles.
+                            unsafe { self.output.write(first_token + token, tile, sums) };
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    fn floats(self, kernels: FloatKernels, x: &Activations) {
+        let floats = x.floats().expect("activations are kept for the types that meet them, as documented");
+        let cols = self.w.cols();
+        let mut weights = FloatTile::zeroed();
+        for tile in self.tiles {
+            for first_col in (0..cols).step_by(FLOAT_COLS) {
+                let stretch = first_col..cols.min(first_col + FLOAT_COLS);
+                kernels.weights(self.w, tile, stretch.clone(), &mut weights);
+                for (group, rows) in floats.chunks(FLOAT_TOKENS * cols).enumerate() {
+                    let num_tokens = rows.len() / cols;
+                    let mut sums = [[0.0; TILE_ROWS]; FLOAT_TOKENS];
+                    if first_col > 0 {
+                        for (token, sums) in sums[..num_tokens].iter_mut().enumerate() {
+                            // SAFETY: tasks have disjoint tiles.
+                            unsafe { self.output.read(group * FLOAT_TOKENS + token, tile, sums) };
+                        }
+                    }
+                    kernels.product(&weights, rows, cols, stretch.clone(), &mut sums);
+                    for (token, sums) in sums[..num_tokens].iter().enumerate() {
+                        // SAFETY: tasks have disjoint tiles.
+                        unsafe { self.output.write(group * FLOAT_TOKENS + token, tile, sums) };
+                    }
+                }
+            }
+        }
+    }
+}

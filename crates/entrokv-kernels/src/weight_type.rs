@@ -94,6 +94,11 @@ impl WeightType {
         }
     }
 
+    /// Whether its weights are codes that share scales; the others are floats.
+    pub fn is_quantised(self) -> bool {
+        self.block_len() > 1
+    }
+
     /// Columns that one block holds.
     pub const fn block_len(self) -> usize {
         match self {
