@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn every_isa_rounds_to_the_same_bits() {
-        let x: Vec<f32> = (0u32..3 * 96).map(|i| ((i * 2_654_435_761) as i32 as f32) * 1e-9).collect();
+        let x: Vec<f32> = (0u32..3 * 96).map(|i| (i.wrapping_mul(2_654_435_761).cast_signed() as f32) * 1e-9).collect();
         let panels: Vec<Panel> = Isa::available()
             .into_iter()
             .map(|isa| {
