@@ -11,20 +11,32 @@
 
 pub mod attention_rows;
 pub mod budget;
+pub mod certificate;
 pub mod entropy;
 pub mod kv_cache;
+pub mod mean_pages;
+pub mod overlap;
 pub mod page;
+pub mod page_entro_kv;
 pub mod pins;
+pub mod policy;
 pub mod pool;
 pub mod selection;
 pub mod shape;
 
 pub use attention_rows::{AttentionRows, PageSpan, RowSource, RowTap, Taps};
 pub use budget::{Budget, BudgetError, BudgetParseError, Ratio, RatioError, ResolvedBudget};
+pub use certificate::{Certificates, FiniteContext};
 pub use entropy::{MIN_RESIDUAL_MASS, RenyiOrder, head_weights, residual_entropy};
 pub use kv_cache::{Applied, FateError, Footprint, KindFootprint, KvCache, PageFate, ResidentPage, Slot};
+pub use mean_pages::MeanPages;
+pub use overlap::{Overlap, OverlapError};
 pub use page::{PageIndex, PageKind, PageKindError};
+pub use page_entro_kv::{
+    BlockProjection, ObservedRow, PageEntroKv, PageEntroKvOptions, PageEntroKvScorer, PoolOn, Pooling,
+};
 pub use pins::{OpenPage, Pins, RecentPages};
+pub use policy::{EvictionPolicy, POLICY_NAMES, PageScorer, PolicyError, Schedule, parse_policy};
 pub use pool::{ClassUsage, Frame, PagePool, PoolExhausted};
 pub use selection::{PageSet, pages_to_evict, select_pages};
 pub use shape::{CacheShape, KvGroup, LayerKind, ShapeError};

@@ -1,0 +1,327 @@
+//! The state of Page-EntroKV in one KV group of one sequence.
+
+use crate::attention_rows::{AttentionRows, PageSpan, RowSource};
+use crate::entropy::{MIN_RESIDUAL_MASS, head_weights, residual_entropy};
+use crate::page_entro_kv::options::{BlockProjection, PageEntroKvOptions, PoolOn, Pooling};
+use crate::page_entro_kv::prompt_rows::{PromptRows, is_row};
+use crate::page_entro_kv::token_table::TokenTable;
+use crate::policy::PageScorer;
+use crate::selection::select_pages;
+
+/// Scores the pages of one KV group as [`PageEntroKv`](crate::PageEntroKv) does.
+#[derive(Clone, Debug)]
+pub struct PageEntroKvScorer {
+    options: PageEntroKvOptions,
+    group_size: usize,
+    page_size: usize,
+    /// The rows of the prompt being read, if one is.
+    prompt: Option<PromptRows>,
+    /// `H_h`, as of the last prompt's end.
+    entropies: Vec<f64>,
+    /// `w_h`, as of the last prompt's end.
+    weights: Vec<f64>,
+    /// `s(t)`, one a token.
+    scores: TokenTable,
+    head_pages: HeadPages,
+    /// How each head's row is read, kept to spare a step the allocation.
+    views: Vec<HeadView>,
+    /// Rows dropped in turns that ended and in steps.
+    bad_rows: u64,
+}
+
+/// How a head's masses enter the pooled score.
+#[derive(Clone, Copy, Debug)]
+enum HeadView {
+    /// Not at all: the head has no row (rule R5).
+    Absent,
+    /// As they are.
+    Raw,
+    /// 0 on the sinks, divided by the residual mass off them.
+    Isolated { residual_mass: f64 },
+    /// 0 on the sinks, this off them: the residual is empty and taken to be uniform (rule R2).
+    Uniform { mass: f64 },
+}
+
+impl HeadView {
+    fn of(pool_on: PoolOn, residual: impl ExactSizeIterator<Item = f64>) -> Self {
+        match pool_on {
+            PoolOn::Raw => Self::Raw,
+            PoolOn::Isolated => {
+                let num_tokens = residual.len();
+                let residual_mass: f64 = residual.sum();
+                if residual_mass < MIN_RESIDUAL_MASS {
+                    Self::Uniform { mass: 1.0 / num_tokens as f64 }
+                } else {
+                    Self::Isolated { residual_mass }
+                }
+            }
+        }
+    }
+
+    /// What a token of the given mass counts; `is_sink` tells on which side of the isolation it is.
+    fn see(self, mass: f64, is_sink: bool) -> f64 {
+        match self {
+            Self::Absent => 0.0,
+            Self::Raw => mass,
+            Self::Isolated { .. } | Self::Uniform { .. } if is_sink => 0.0,
+            Self::Isolated { residual_mass } => mass / residual_mass,
+            Self::Uniform { mass } => mass,
+        }
+    }
+}
+
+impl PageEntroKvScorer {
+    /// A scorer that has seen nothing: all scores are 0 and all heads weigh alike.
+    pub(crate) fn new(options: PageEntroKvOptions, group_size: usize, page_size: usize) -> Self {
+        Self {
+            entropies: vec![0.0; group_size],
+            weights: vec![1.0 / group_size as f64; group_size],
+            scores: TokenTable::new(1),
+            head_pages: HeadPages::new(group_size),
+            views: vec![HeadView::Absent; group_size],
+            prompt: None,
+            bad_rows: 0,
+            options,
+            group_size,
+            page_size,
+        }
+    }
+
+    /// `H_h` of every head, in nats, as of the last prompt's end, `[group_size]`.
+    #[must_use]
+    pub fn entropies(&self) -> &[f64] {
+        &self.entropies
+    }
+
+    /// `w_h` of every head, as of the last prompt's end, `[group_size]`.
+    ///
+    /// `1 / r` when heads are pooled by their mean; not used when by their maximum.
+    #[must_use]
+    pub fn weights(&self) -> &[f64] {
+        &self.weights
+    }
+
+    /// Positions of the tokens that have a score, ascending.
+    #[must_use]
+    pub fn positions(&self) -> &[u32] {
+        self.scores.positions()
+    }
+
+    /// `s(t)` of those tokens, before any average pool.
+    #[must_use]
+    pub fn token_scores(&self) -> &[f64] {
+        self.scores.values()
+    }
+
+    /// `s(t)` of one token out of what its heads count, `[group_size]`.
+    fn pool(&self, seen: impl Iterator<Item = f64>) -> f64 {
+        match self.options.pooling {
+            Pooling::Entropy | Pooling::Mean => self.weights.iter().zip(seen).map(|(weight, mass)| weight * mass).sum(),
+            Pooling::Max => seen.fold(0.0, f64::max),
+        }
+    }
+
+    /// Takes in the row of one decoded token (section "while decoding" of the policy).
+    fn step(&mut self, rows: AttentionRows<'_>, row: usize) {
+        let num_tokens = rows.positions.len();
+        let num_sinks = num_sinks(rows.positions, self.options.sinks);
+        for head in 0..self.group_size {
+            let masses = rows.head(row, head);
+            self.views[head] = if is_row(masses) {
+                HeadView::of(self.options.pool_on, masses[num_sinks..].iter().map(|&mass| f64::from(mass)))
+            } else {
+                self.bad_rows += 1;
+                HeadView::Absent
+            };
+        }
+        self.scores.align(rows.positions);
+        let start = row * self.group_size * num_tokens;
+        let masses = &rows.rows[start..start + self.group_size * num_tokens];
+        let decay = self.options.decay;
+        for token in 0..num_tokens {
+            let of_heads = masses[token..].iter().step_by(num_tokens);
+            let seen =
+                self.views.iter().zip(of_heads).map(|(view, &mass)| view.see(f64::from(mass), token < num_sinks));
+            let pooled = self.pool(seen);
+            let score = &mut self.scores.values_mut()[token];
+            *score = decay * *score + (1.0 - decay) * pooled;
+        }
+    }
+}
+
+impl PageScorer for PageEntroKvScorer {
+    fn observe(&mut self, rows: AttentionRows<'_>) {
+        assert_eq!(rows.group_size, self.group_size, "rows of a group of another size");
+        if rows.positions.is_empty() {
+            return;
+        }
+        match rows.source {
+            RowSource::Step => {
+                for row in 0..rows.num_rows() {
+                    self.step(rows, row);
+                }
+            }
+            RowSource::Prompt | RowSource::ColumnSums { .. } => {
+                let fresh = || PromptRows::new(self.options.row, self.group_size);
+                self.prompt.get_or_insert_with(fresh).observe(rows);
+            }
+        }
+    }
+
+    fn end_prompt(&mut self) {
+        let Some(prompt) = self.prompt.take() else {
+            return; // no rows since the last prompt: what was known stays
+        };
+        self.bad_rows += prompt.bad_rows();
+        let (means, has_row) = prompt.into_means();
+        let group_size = self.group_size;
+        let num_tokens = means.positions().len();
+        let num_sinks = num_sinks(means.positions(), self.options.sinks);
+
+        for (head, &has_row) in has_row.iter().enumerate() {
+            let residual = means.values()[num_sinks * group_size..].iter().skip(head).step_by(group_size).copied();
+            // A head without a row is all zeros, which as a residual without mass has the entropy rule R5 asks for.
+            self.entropies[head] = residual_entropy(residual.clone(), self.options.order);
+            self.views[head] = if has_row { HeadView::of(self.options.pool_on, residual) } else { HeadView::Absent };
+        }
+        self.weights = match self.options.pooling {
+            Pooling::Entropy => head_weights(&self.entropies, self.options.tau),
+            Pooling::Mean | Pooling::Max => vec![1.0 / group_size as f64; group_size],
+        };
+
+        let mut means = means;
+        let tokens = means.values_mut().chunks_exact_mut(group_size);
+        for (token, masses) in tokens.enumerate() {
+            for (mass, view) in masses.iter_mut().zip(&self.views) {
+                *mass = view.see(*mass, token < num_sinks);
+            }
+        }
+        self.scores.clear();
+        self.scores.align(means.positions());
+        for token in 0..num_tokens {
+            let seen = &means.values()[token * group_size..(token + 1) * group_size];
+            self.scores.values_mut()[token] = self.pool(seen.iter().copied());
+        }
+        self.head_pages.project(&means, self.page_size, &self.options);
+    }
+
+    fn score(&mut self, pages: &[PageSpan], out: &mut Vec<f32>) {
+        out.clear();
+        let scores = TokenScores { positions: self.scores.positions(), values: self.scores.values(), stride: 1 };
+        out.extend(pages.iter().map(|&page| scores.of_page(page, &self.options) as f32));
+    }
+
+    fn nan_rows(&self) -> u64 {
+        self.bad_rows + self.prompt.as_ref().map_or(0, PromptRows::bad_rows)
+    }
+
+    fn state_bytes(&self) -> u64 {
+        let tables = self.scores.bytes() + self.head_pages.bytes() + self.prompt.as_ref().map_or(0, PromptRows::bytes);
+        let heads = (self.entropies.capacity() + self.weights.capacity()) * size_of::<f64>()
+            + self.views.capacity() * size_of::<HeadView>();
+        (size_of::<Self>() + tables + heads) as u64
+    }
+
+    fn uor_per_head(&self, pages: &[PageSpan], k_pages: usize) -> f64 {
+        let k_pages = k_pages.min(pages.len());
+        if k_pages == 0 {
+            return 1.0;
+        }
+        let mut in_union = vec![false; pages.len()];
+        for head in 0..self.group_size {
+            let scores: Vec<f32> = pages.iter().map(|page| self.head_pages.score(head, page.first_position)).collect();
+            for index in &select_pages(&scores, k_pages, &[]) {
+                in_union[index] = true;
+            }
+        }
+        let union = in_union.iter().filter(|&&chosen| chosen).count();
+        union as f64 / k_pages as f64
+    }
+}
+
+/// Number of resident tokens among the first `sinks` positions.
+fn num_sinks(positions: &[u32], sinks: u32) -> usize {
+    positions.partition_point(|&position| position < sinks)
+}
+
+/// One score a token, on its way to one score a page.
+#[derive(Clone, Copy)]
+struct TokenScores<'a> {
+    positions: &'a [u32],
+    /// The scores, `stride` apart.
+    values: &'a [f64],
+    stride: usize,
+}
+
+impl TokenScores<'_> {
+    /// The page's score: the average pool if there is one, then the block projection. Tokens never scored count 0.
+    fn of_page(&self, page: PageSpan, options: &PageEntroKvOptions) -> f64 {
+        let start = self.positions.partition_point(|&position| position < page.first_position);
+        let len = self.positions[start..].partition_point(|&position| u64::from(position) < page.end());
+        let tokens = (start..start + len).map(|index| self.pooled(index, options.pool_width));
+        match options.block {
+            BlockProjection::Max => tokens.fold(0.0, f64::max),
+            BlockProjection::Sum => tokens.sum(),
+            BlockProjection::Mean => tokens.sum::<f64>() / f64::from(page.len.max(1)),
+        }
+    }
+
+    /// Average over `width` positions about a token, always divided by `width`: positions before 0, after the last
+    /// token, or evicted count 0, for there is nothing at them that keeping this page would keep.
+    fn pooled(&self, index: usize, width: usize) -> f64 {
+        let reach = (width / 2) as u64;
+        if reach == 0 {
+            return self.values[index * self.stride];
+        }
+        let position = u64::from(self.positions[index]);
+        let near = |other: u32| position.abs_diff(u64::from(other)) <= reach;
+        let before = self.positions[..index].iter().rev().take_while(|&&other| near(other)).count();
+        let after = self.positions[index + 1..].iter().take_while(|&&other| near(other)).count();
+        let sum: f64 = (index - before..=index + after).map(|index| self.values[index * self.stride]).sum();
+        sum / width as f64
+    }
+}
+
+/// Every head's own page scores, as of the last prompt's end: what each would choose alone.
+#[derive(Clone, Debug)]
+struct HeadPages {
+    group_size: usize,
+    /// First position of each page, ascending.
+    first_positions: Vec<u32>,
+    /// Scores, `[pages, group_size]`.
+    scores: Vec<f32>,
+}
+
+impl HeadPages {
+    fn new(group_size: usize) -> Self {
+        Self { group_size, first_positions: Vec::new(), scores: Vec::new() }
+    }
+
+    /// Projects heads' rows, `[tokens, group_size]`, on the pages that hold the tokens.
+    fn project(&mut self, rows: &TokenTable, page_size: usize, options: &PageEntroKvOptions) {
+        self.first_positions.clear();
+        self.scores.clear();
+        let page_of = |position: u32| position as usize / page_size;
+        for tokens in rows.positions().chunk_by(|&a, &b| page_of(a) == page_of(b)) {
+            let first_position = (page_of(tokens[0]) * page_size) as u32;
+            let last = tokens[tokens.len() - 1];
+            let page = PageSpan { first_position, len: last - first_position + 1 };
+            self.first_positions.push(first_position);
+            for head in 0..self.group_size {
+                let values = &rows.values()[head..];
+                let scores = TokenScores { positions: rows.positions(), values, stride: self.group_size };
+                self.scores.push(scores.of_page(page, options) as f32);
+            }
+        }
+    }
+
+    /// One head's score of the page that begins at `first_position`; 0 when no prompt row reached it.
+    fn score(&self, head: usize, first_position: u32) -> f32 {
+        let page = self.first_positions.binary_search(&first_position);
+        page.map_or(0.0, |page| self.scores[page * self.group_size + head])
+    }
+
+    fn bytes(&self) -> usize {
+        self.first_positions.capacity() * size_of::<u32>() + self.scores.capacity() * size_of::<f32>()
+    }
+}

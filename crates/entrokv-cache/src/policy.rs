@@ -1,0 +1,170 @@
+//! What an eviction policy is, and how one is named on a command line.
+//!
+//! A policy is a set of options: which attention rows it reads, which pages it pins, when it evicts. Its scorers, one a
+//! KV group, hold the state. Scoring is all a policy does; how many pages may stay and which ones win is settled by
+//! [`Budget`](crate::Budget) and [`select_pages`](crate::select_pages), alike for every policy.
+
+use std::fmt;
+use std::str::FromStr;
+
+use thiserror::Error;
+
+use crate::attention_rows::{AttentionRows, PageSpan, Taps};
+use crate::mean_pages::MeanPages;
+use crate::page_entro_kv::PageEntroKv;
+use crate::pins::Pins;
+use crate::shape::{CacheShape, KvGroup};
+
+/// How pages are chosen for eviction.
+pub trait EvictionPolicy: fmt::Debug + Send + Sync {
+    /// The policy's name, as [`parse_policy`] reads it.
+    fn name(&self) -> &str;
+
+    /// The attention rows its scorers read; attention computes no others.
+    fn needs(&self) -> Taps;
+
+    /// When it evicts.
+    fn schedule(&self) -> Schedule;
+
+    /// The pages it never evicts.
+    fn pins(&self) -> Pins;
+
+    /// A fresh scorer of one KV group.
+    fn scorer(&self, shape: &CacheShape, group: KvGroup) -> Box<dyn PageScorer>;
+}
+
+/// Scores the pages of one KV group of one sequence; a higher score stays longer.
+pub trait PageScorer: Send {
+    /// Takes in rows the policy asked for.
+    ///
+    /// A prompt's rows may arrive in any number of pieces, ascending; scores do not depend on how they were cut. The
+    /// first prompt rows after [`end_prompt`](Self::end_prompt) begin another turn: the scores are then made anew from
+    /// the rows over the tokens resident by that time.
+    ///
+    /// # Panics
+    /// When the rows are of another group size than the scorer's shape.
+    fn observe(&mut self, rows: AttentionRows<'_>);
+
+    /// Makes scores of the prompt rows observed; call it when the last of them is in, before [`score`](Self::score).
+    fn end_prompt(&mut self);
+
+    /// Writes one score a page into `out`, which is cleared first. Never NaN.
+    fn score(&mut self, pages: &[PageSpan], out: &mut Vec<f32>);
+
+    /// Rows (one query of one head) dropped so far because an entry was not finite or the row had no mass.
+    fn nan_rows(&self) -> u64;
+
+    /// Bytes of memory this scorer holds.
+    fn state_bytes(&self) -> u64;
+
+    /// Union overhead ratio had each head chosen alone: the pages in any head's own top `k_pages` over `k_pages`, as of
+    /// the prompt's end. One set a group, which is what a policy here keeps, has ratio 1.
+    fn uor_per_head(&self, pages: &[PageSpan], k_pages: usize) -> f64;
+}
+
+/// When a policy evicts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Schedule {
+    /// At the prompt's end only; later tokens are appended and stay.
+    Once,
+    /// At the prompt's end and whenever a page is opened after it, so that the budget holds after every step.
+    Rolling,
+}
+
+impl fmt::Display for Schedule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Once => "once",
+            Self::Rolling => "rolling",
+        })
+    }
+}
+
+impl FromStr for Schedule {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        match text {
+            "once" => Ok(Self::Once),
+            "rolling" => Ok(Self::Rolling),
+            _ => Err(()),
+        }
+    }
+}
+
+/// Names [`parse_policy`] knows.
+pub const POLICY_NAMES: [&str; 2] = [PageEntroKv::NAME, MeanPages::NAME];
+
+/// The policy a text such as `page-entro-kv:preset=serving,tau=0.3,row=window:32` names.
+///
+/// The name comes first, then after a colon any options as `key=value`, parted by commas, in any order; `preset` is
+/// applied before the others. Keys and their values are those of [`PageEntroKv`] and [`MeanPages`].
+///
+/// # Errors
+/// [`PolicyError`] for a name, key or value that is not known, a key given twice, or `none`, which is no policy.
+pub fn parse_policy(text: &str) -> Result<Box<dyn EvictionPolicy>, PolicyError> {
+    let (name, options) = match text.split_once(':') {
+        Some((name, options)) => (name.trim(), Some(options)),
+        None => (text.trim(), None),
+    };
+    match name {
+        PageEntroKv::NAME => Ok(Box::new(PageEntroKv::parse(options)?)),
+        MeanPages::NAME => Ok(Box::new(MeanPages::parse(options)?)),
+        "none" => Err(PolicyError::NoPolicy),
+        _ => Err(PolicyError::UnknownPolicy { got: name.to_owned() }),
+    }
+}
+
+/// Why a text names no policy.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum PolicyError {
+    /// A name no policy has.
+    #[error("unknown policy `{got}`; known are {}", POLICY_NAMES.join(", "))]
+    UnknownPolicy {
+        /// The name given.
+        got: String,
+    },
+    /// `none`: whoever asks for no policy must not build one.
+    #[error("`none` keeps every page and is not a policy; known are {}", POLICY_NAMES.join(", "))]
+    NoPolicy,
+    /// An option that is not of the form `key=value`.
+    #[error("an option of {policy} is KEY=VALUE, got `{got}`; known are {known}")]
+    NotAnOption {
+        /// The policy.
+        policy: &'static str,
+        /// The text given.
+        got: String,
+        /// Every key with its values.
+        known: String,
+    },
+    /// A key the policy does not have.
+    #[error("unknown option `{got}` of {policy}; known are {known}")]
+    UnknownOption {
+        /// The policy.
+        policy: &'static str,
+        /// The key given.
+        got: String,
+        /// Every key with its values.
+        known: String,
+    },
+    /// A value out of an option's range.
+    #[error("option `{key}` of {policy} is {expected}, got `{got}`")]
+    BadValue {
+        /// The policy.
+        policy: &'static str,
+        /// The key.
+        key: &'static str,
+        /// The values the option takes.
+        expected: &'static str,
+        /// The value given.
+        got: String,
+    },
+    /// A key given more than once.
+    #[error("option `{key}` of {policy} is given twice")]
+    Repeated {
+        /// The policy.
+        policy: &'static str,
+        /// The key.
+        key: &'static str,
+    },
+}
