@@ -160,6 +160,11 @@ impl Gguf {
         self.version
     }
 
+    /// How many files the model is in.
+    pub fn num_files(&self) -> usize {
+        self.parts.len()
+    }
+
     /// Bytes of all files together.
     pub fn file_bytes(&self) -> u64 {
         self.parts.iter().map(|bytes| bytes.len() as u64).sum()

@@ -71,6 +71,16 @@ pub enum FormatError {
         /// How many of the smallest possible ones fit there.
         most: u64,
     },
+    /// A header count that a (sparse) file might hold, but that no model has.
+    #[error("the header counts {count} {what}: {limit} at most are read")]
+    TooMany {
+        /// What is counted.
+        what: &'static str,
+        /// The count in the file.
+        count: u64,
+        /// The most that we read.
+        limit: u64,
+    },
     /// Something in the header, before the tensors' data, does not read.
     #[error("{place}: {problem}")]
     Header {
@@ -330,7 +340,10 @@ pub enum MetadataError {
         expected: &'static str,
     },
     /// Bytes that are no text.
-    #[error("metadata key {} is not valid UTF-8{}", Text(key), index.map_or(String::new(), |i| format!(" at index {i}")))]
+    #[error(
+        "metadata key {} is not valid UTF-8{}",
+        Text(key), index.map_or(String::new(), |i| format!(" at index {i}"))
+    )]
     NotUtf8 {
         /// The key asked for.
         key: String,

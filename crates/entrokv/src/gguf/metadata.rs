@@ -18,7 +18,7 @@ pub struct Metadata {
     bytes: Arc<FileBytes>,
     entries: Vec<Entry>,
     /// Indices into `entries`, sorted by key.
-    by_key: Vec<u32>,
+    by_key: Vec<usize>,
 }
 
 /// Where one value lies.
@@ -42,10 +42,8 @@ impl Metadata {
 
     /// Builds the index; the first key that appears twice is the error.
     pub(super) fn sort(&mut self) -> Result<(), String> {
-        let key = |i: u32| &*self.entries[i as usize].key;
-        let count =
-            u32::try_from(self.entries.len()).expect("an entry takes 13 bytes and more, and no file has 2^32 of them");
-        let mut by_key: Vec<u32> = (0..count).collect();
+        let key = |i: usize| &*self.entries[i].key;
+        let mut by_key: Vec<usize> = (0..self.entries.len()).collect();
         by_key.sort_unstable_by(|&a, &b| key(a).cmp(key(b)));
         if let Some(pair) = by_key.windows(2).find(|pair| key(pair[0]) == key(pair[1])) {
             return Err(key(pair[0]).to_owned());
@@ -71,8 +69,8 @@ impl Metadata {
 
     /// The value of a key, of whatever type it is.
     pub fn get(&self, key: &str) -> Option<Value<'_>> {
-        let at = self.by_key.binary_search_by(|&i| (*self.entries[i as usize].key).cmp(key)).ok()?;
-        self.value(&self.entries[self.by_key[at] as usize])
+        let at = self.by_key.binary_search_by(|&i| (*self.entries[i].key).cmp(key)).ok()?;
+        self.value(&self.entries[self.by_key[at]])
     }
 
     fn value(&self, entry: &Entry) -> Option<Value<'_>> {

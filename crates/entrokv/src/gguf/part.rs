@@ -23,6 +23,9 @@ pub(super) const DEFAULT_ALIGNMENT: u32 = 32;
 pub(super) const MIN_ALIGNMENT: u32 = 8;
 /// Bytes of the smallest metadata entry: an empty key, a type, one byte.
 const MIN_ENTRY_BYTES: u64 = 8 + 4 + 1;
+/// The most tensors, and the most metadata entries, that are read. Real models have tens of thousands of tensors at
+/// most; a sparse file, which costs its maker nothing, could hold billions and fill our memory with their names.
+const MOST_ITEMS: u64 = 1 << 20;
 /// How many bytes of a file that is none of ours are shown.
 const SHOWN_BYTES: usize = 16;
 
@@ -87,6 +90,9 @@ fn check_count(what: &'static str, count: u64, min_bytes: u64, left: u64) -> Res
     let most = left / min_bytes;
     if count > most {
         return Err(FormatError::AbsurdCount { what, count, left, most });
+    }
+    if count > MOST_ITEMS {
+        return Err(FormatError::TooMany { what, count, limit: MOST_ITEMS });
     }
     Ok(())
 }

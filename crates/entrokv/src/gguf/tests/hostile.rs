@@ -285,6 +285,18 @@ fn files_on_disk_are_refused_like_files_in_memory() {
     assert_eq!(message, format!("cannot open {}: it is no regular file", folder.path().display()));
 }
 
+#[test]
+fn a_sparse_file_of_a_billion_entries_is_refused_at_once() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("sparse.gguf");
+    let mut file = fs::File::create(&path).expect("a writable folder");
+    // Zeros read as entries with empty keys: 13 bytes each, as many as the header says.
+    file.write_all(&header(3, 0, 1 << 30)).and_then(|()| file.set_len(14 << 30)).expect("a sparse file");
+    let message = Gguf::open(&path).expect_err("the file must be refused").to_string();
+    let expected = "the header counts 1073741824 metadata entries: 1048576 at most are read";
+    assert_eq!(message, format!("{}: {expected}", path.display()));
+}
+
 /// A small generator with a printed state, so that a failure can be repeated.
 struct Dice(u64);
 

@@ -51,6 +51,7 @@ fn any_part_opens_all_of_them() {
         // A tensor that only another part holds is found, with that part's bytes: nothing is taken for tied.
         assert_eq!(model.tensor("output.weight").map(|t| t.data), Some(&[1; 8][..]));
         assert_eq!(model.metadata().str("general.architecture"), Ok("llama"));
+        assert_eq!(model.num_files(), 3);
         assert_eq!(model.file_bytes(), model.parts.iter().map(|p| p.len() as u64).sum::<u64>());
     }
 }
