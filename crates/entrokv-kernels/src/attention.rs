@@ -16,10 +16,28 @@
 //! Non-finite numbers: a NaN or plus-infinite score makes its row NaN. A non-finite *value* may also reach rows that do not
 //! see its token but are computed beside it (0 times infinity is NaN).
 
-use crate::compute::Compute;
-use crate::page::{PageFormat, PageLayout};
-
+mod aligned;
+mod block;
+#[cfg(test)]
 mod naive;
+mod product;
+mod softmax;
+mod strip;
+#[cfg(test)]
+mod tests;
+mod work;
+
+use block::{Attend, Call, MergeKept, Scratch, SumColumns, column_items};
+use softmax::Sight;
+use work::{SpanWork, Work};
+
+use crate::compute::Compute;
+use crate::disjoint::DisjointMut;
+use crate::page::{PageFormat, PageLayout};
+use crate::simd::dispatch;
+
+/// Positions of a tile.
+const TILE: u64 = 256;
 
 /// Filled slots of one page of one KV head.
 #[derive(Clone, Copy, Debug)]
@@ -88,6 +106,13 @@ pub enum Tap {
     },
 }
 
+impl Segment<'_> {
+    /// The position after the last filled slot.
+    fn end(&self) -> u64 {
+        u64::from(self.position) + u64::from(self.len)
+    }
+}
+
 impl AttentionParams {
     /// Query heads that share a KV head.
     pub fn group_size(&self) -> usize {
@@ -97,20 +122,98 @@ impl AttentionParams {
     fn layout(&self, format: PageFormat) -> PageLayout {
         PageLayout { format, page_size: self.page_size, head_dim: self.head_dim }
     }
+
+    /// What a query at `position` sees.
+    fn sight(&self, position: u64) -> Sight {
+        let oldest = self.window.map_or(0, |window| (position + 1).saturating_sub(u64::from(window)));
+        Sight { oldest, newest: position }
+    }
 }
 
 /// Attention of every span's rows: `q` and `out` are `[rows, num_heads * head_dim]`. Rows that see nothing become 0; rows
 /// of no span are left alone.
 ///
 /// # Panics
-/// If shapes contradict each other: head counts, lengths of `q` and `out`, a frame's bytes, segments that are out of order
-/// or overlap, accumulators of [`Tap::ColumnSums`] of another length than the tokens.
+/// If shapes contradict each other: head counts, lengths of `q` and `out`, rows outside them or in two spans, a frame's
+/// bytes, segments that are out of order or overlap, column sums of another length than the tokens.
 pub fn paged_attention(
-    _compute: &Compute,
+    compute: &Compute,
     params: &AttentionParams,
     spans: &mut [AttentionSpan<'_>],
     q: &[f32],
     out: &mut [f32],
 ) {
-    naive::attention(params, spans, q, out);
+    check(params, spans, q.len(), out.len());
+    let threads = &compute.threads;
+    let sums_columns = spans.iter().any(|span| matches!(span.tap, Tap::ColumnSums { .. }));
+    let spans: Vec<SpanWork<'_>> = spans.iter_mut().map(|span| SpanWork::new(params, span)).collect();
+    let work = Work::new(params, &spans, threads.num_threads());
+
+    let mut kept = vec![0.0; work.kept_len];
+    let mut statistics = vec![0.0; if sums_columns { q.len() / params.head_dim * 2 } else { 0 }];
+    let mut scratch: Vec<Scratch> = Vec::new();
+    scratch.resize_with(threads.num_threads().min(work.items.len()).max(1), Scratch::default);
+    {
+        let call = Call {
+            params,
+            spans: &spans,
+            blocks: &work.blocks,
+            queries: q,
+            out: DisjointMut::new(out),
+            kept: DisjointMut::new(&mut kept),
+            statistics: DisjointMut::new(&mut statistics),
+        };
+        threads.for_each_with(&mut scratch, work.items.len(), |scratch, index| {
+            dispatch(compute.isa, Attend { call: &call, item: &work.items[index], scratch });
+        });
+        threads.for_each_with(&mut scratch, work.cut.len(), |scratch, index| {
+            let (block, kept) = work.cut[index].clone();
+            dispatch(compute.isa, MergeKept { call: &call, block, kept, scratch });
+        });
+    }
+    if sums_columns {
+        let call = Call {
+            params,
+            spans: &spans,
+            blocks: &work.blocks,
+            queries: q,
+            out: DisjointMut::new(&mut []),
+            kept: DisjointMut::new(&mut []),
+            statistics: DisjointMut::new(&mut []),
+        };
+        let items = column_items(&call);
+        threads.for_each_with(&mut scratch, items.len(), |scratch, index| {
+            dispatch(compute.isa, SumColumns { call: &call, statistics: &statistics, item: &items[index], scratch });
+        });
+    }
+}
+
+/// Panics with what is wrong, so that the kernels' reads and writes are inside what they were given.
+fn check(params: &AttentionParams, spans: &[AttentionSpan<'_>], q_len: usize, out_len: usize) {
+    assert!(params.head_dim > 0 && params.page_size > 0 && params.num_kv_heads > 0, "a shape of 0 in {params:?}");
+    assert!(
+        params.num_heads > 0 && params.num_heads.is_multiple_of(params.num_kv_heads),
+        "{} query heads cannot share {} KV heads",
+        params.num_heads,
+        params.num_kv_heads,
+    );
+    assert_eq!(q_len, out_len, "q and out must have one shape");
+    let num_rows = q_len / (params.num_heads * params.head_dim);
+    assert_eq!(num_rows * params.num_heads * params.head_dim, q_len, "q is not whole rows");
+    let mut taken = vec![false; num_rows];
+    for span in spans {
+        let rows = taken.get_mut(span.first_row..).and_then(|rows| rows.get_mut(..span.num_rows));
+        let rows = rows.expect("a span's rows must be rows of q");
+        assert!(!rows.contains(&true), "rows of two spans");
+        rows.fill(true);
+        assert_eq!(span.segments.len(), params.num_kv_heads, "a span needs a list for each KV head");
+        for list in &span.segments {
+            for segment in list {
+                assert_eq!(segment.frame.len(), params.layout(segment.format).bytes(), "bytes of a frame");
+                assert!(segment.len as usize <= params.page_size, "{} tokens in a page", segment.len);
+            }
+            let ascending = list.windows(2).all(|pair| pair[0].end() <= u64::from(pair[1].position));
+            assert!(ascending, "segments must be in ascending order and must not overlap");
+        }
+    }
 }

@@ -10,6 +10,7 @@ pub mod arena;
 pub mod attention;
 pub mod compute;
 pub mod dequantize;
+mod disjoint;
 pub mod isa;
 pub mod matmul;
 pub mod matrix;

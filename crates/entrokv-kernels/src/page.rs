@@ -73,9 +73,9 @@ impl PageLayout {
         match self.format {
             PageFormat::F32 => {
                 let keys = keys.as_chunks_mut().0[place.first..].iter_mut().step_by(place.stride);
-                keys.zip(k).for_each(|(element, x)| *element = x.to_le_bytes());
+                keys.zip(k).for_each(|(element, x)| *element = x.to_ne_bytes());
                 let values = values.as_chunks_mut().0[first_value..].iter_mut();
-                values.zip(v).for_each(|(element, x)| *element = x.to_le_bytes());
+                values.zip(v).for_each(|(element, x)| *element = x.to_ne_bytes());
             }
             PageFormat::F16 => {
                 let keys = keys.as_chunks_mut().0[place.first..].iter_mut().step_by(place.stride);
@@ -97,15 +97,15 @@ impl PageLayout {
         match self.format {
             PageFormat::F32 => {
                 let keys = keys.as_chunks().0[place.first..].iter().step_by(place.stride);
-                keys.zip(k).for_each(|(element, x)| *x = f32::from_le_bytes(*element));
+                keys.zip(k).for_each(|(element, x)| *x = f32::from_ne_bytes(*element));
                 let values = values.as_chunks().0[first_value..].iter();
-                values.zip(v).for_each(|(element, x)| *x = f32::from_le_bytes(*element));
+                values.zip(v).for_each(|(element, x)| *x = f32::from_ne_bytes(*element));
             }
             PageFormat::F16 => {
                 let keys = keys.as_chunks().0[place.first..].iter().step_by(place.stride);
-                keys.zip(k).for_each(|(element, x)| *x = f16::from_le_bytes(*element).to_f32());
+                keys.zip(k).for_each(|(element, x)| *x = f16::from_ne_bytes(*element).to_f32());
                 let values = values.as_chunks().0[first_value..].iter();
-                values.zip(v).for_each(|(element, x)| *x = f16::from_le_bytes(*element).to_f32());
+                values.zip(v).for_each(|(element, x)| *x = f16::from_ne_bytes(*element).to_f32());
             }
         }
     }
@@ -132,7 +132,7 @@ fn encode_f16<'a>(x: &[f32], mut elements: impl Iterator<Item = &'a mut [u8; 2]>
         let rounded = &mut rounded[..x.len()];
         rounded.convert_from_f32_slice(x);
         // `rounded` first: the side of a zip that ends first must be asked first, else an element is lost.
-        rounded.iter().zip(&mut elements).for_each(|(x, element)| *element = x.to_le_bytes());
+        rounded.iter().zip(&mut elements).for_each(|(x, element)| *element = x.to_ne_bytes());
     }
 }
 

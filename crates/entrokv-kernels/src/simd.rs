@@ -9,8 +9,6 @@
 //! Everything a kernel calls must be `#[inline(always)]` or go through [`Simd::vectorize`]: a function of its own would be
 //! compiled without the instruction set's features.
 
-#![allow(dead_code, reason = "the next commit's paged attention uses the rest")]
-
 use crate::isa::{Isa, Level};
 
 /// Number of lanes of every vector.
@@ -83,8 +81,6 @@ pub(crate) trait Simd: Copy {
     fn sum(self, v: Self::V) -> f32;
     /// The largest lane; anything if a lane is NaN.
     fn largest(self, v: Self::V) -> f32;
-    /// Asks for the cache line at `p` into the second-level cache; never faults.
-    fn prefetch(self, p: *const u8);
 
     #[inline(always)]
     fn load(self, x: &[f32; LANES]) -> Self::V {
@@ -236,8 +232,6 @@ impl Simd for Scalar {
     fn largest(self, v: Self::V) -> f32 {
         v.into_iter().fold(f32::NEG_INFINITY, |a, b| if a > b { a } else { b })
     }
-    #[inline(always)]
-    fn prefetch(self, _: *const u8) {}
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -40,7 +40,7 @@ macro_rules! op {
     ($($(#[$doc:meta])* $name:ident($($arg:ident: $ty:ty),*) -> $out:ty = $body:expr;)*) => {$(
         #[inline(always)]
         fn $name(self, $($arg: $ty),*) -> $out {
-            // SAFETY: `self` proves the instruction set; the operation touches registers only (or only hints, for `prefetch`).
+            // SAFETY: `self` proves the instruction set; the operation touches registers only.
             unsafe { $body }
         }
     )*};
@@ -95,7 +95,6 @@ impl Simd for Avx512 {
         keep(v: __m512, mask: u16, other: __m512) -> __m512 = _mm512_mask_blend_ps(mask, other, v);
         sum(v: __m512) -> f32 = sum8(_mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v)));
         largest(v: __m512) -> f32 = max8(_mm256_max_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v)));
-        prefetch(p: *const u8) -> () = _mm_prefetch::<_MM_HINT_T1>(p.cast());
     }
 }
 
@@ -159,7 +158,6 @@ impl Simd for Avx2 {
             (keep8(v.0, mask & 0xff, other.0), keep8(v.1, mask >> 8, other.1));
         sum(v: Self::V) -> f32 = sum8(_mm256_add_ps(v.0, v.1));
         largest(v: Self::V) -> f32 = max8(_mm256_max_ps(v.0, v.1));
-        prefetch(p: *const u8) -> () = _mm_prefetch::<_MM_HINT_T1>(p.cast());
     }
 }
 

@@ -1,0 +1,207 @@
+//! The two products of attention, on a few rows and a few strips at a time.
+//!
+//! Departures from two plain loops, and why they keep the order of the sums:
+//! 1. Registers hold a block of rows times columns, so that a loaded key or value is used by every row and a broadcast
+//!    query element by every column. Every sum still runs over `head_dim` (scores) or over positions (values) from first to
+//!    last in one accumulator, so the block's size never shows in the bits.
+//! 2. Values start from the sums in memory, so that strips of different formats can be added one call after another.
+//! 3. Lanes that are not resident are skipped, not multiplied by 0: what they hold may be anything.
+
+use std::marker::PhantomData;
+
+use super::strip::Strip;
+use crate::page::PageFormat;
+use crate::simd::{Kernel, LANES, Simd};
+
+/// Elements from one row of scores to the next: a whole tile's.
+pub(super) const SCORE_STRIDE: usize = super::TILE as usize;
+
+/// How a kernel loads 16 consecutive elements.
+trait Element: Copy {
+    /// # Safety
+    /// Elements `index..index + 16` from `start` on can be read.
+    unsafe fn load<S: Simd>(s: S, start: *const u8, index: usize) -> S::V;
+}
+
+#[derive(Clone, Copy)]
+struct Single;
+
+#[derive(Clone, Copy)]
+struct Half;
+
+impl Element for Single {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, start: *const u8, index: usize) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { s.load_ptr(start.cast::<f32>().add(index)) }
+    }
+}
+
+impl Element for Half {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(s: S, start: *const u8, index: usize) -> S::V {
+        // SAFETY: the caller's promise.
+        unsafe { s.load_f16_ptr(start.cast::<u16>().add(index)) }
+    }
+}
+
+/// Evaluates `$body` with the constant `$name` equal to the run-time `$value`, at most `$limit` (a constant of the
+/// instruction set: blocks it has no registers for are not compiled).
+macro_rules! with_const {
+    ($name:ident = $value:expr, up to $limit:expr, of [$($n:literal),*], $body:expr) => {
+        match $value {
+            $($n if $n <= $limit => {
+                const $name: usize = $n;
+                $body
+            })*
+            other => unreachable!("a block of {other}"),
+        }
+    };
+}
+
+/// Writes the scores `[rows, 16 * strips.len()]` of up to `S::ROWS` queries and up to `S::COLUMNS` strips of one format
+/// to `out`, whose rows are [`SCORE_STRIDE`] apart; those of lanes that are not resident are anything.
+///
+/// `queries` is `[rows, head_dim]`, already scaled.
+///
+/// # Safety
+/// - The strips' keys can be read: `16 * head_dim` elements.
+pub(super) unsafe fn scores<S: Simd>(simd: S, queries: &[f32], head_dim: usize, strips: &[Strip], out: &mut [f32]) {
+    let num_rows = queries.len() / head_dim;
+    assert!(num_rows * head_dim == queries.len() && strips.iter().all(|strip| strip.format == strips[0].format));
+    assert!(out.len() >= (num_rows - 1) * SCORE_STRIDE + strips.len() * LANES);
+    let (queries, out) = (queries.as_ptr(), out.as_mut_ptr());
+    with_const!(N = strips.len(), up to S::COLUMNS, of [1, 2, 3, 4], {
+        let keys: [*const u8; N] = std::array::from_fn(|i| strips[i].keys);
+        with_const!(M = num_rows, up to S::ROWS, of [1, 2, 3, 4, 5, 6], match strips[0].format {
+            PageFormat::F32 => {
+                simd.vectorize(Scores { queries, head_dim, keys, out, element: PhantomData::<(Single, [(); M])> });
+            }
+            PageFormat::F16 => {
+                simd.vectorize(Scores { queries, head_dim, keys, out, element: PhantomData::<(Half, [(); M])> });
+            }
+        });
+    });
+}
+
+/// Scores of `M` rows and `N` strips. Made by [`scores`] only, which has checked the lengths.
+struct Scores<E, const M: usize, const N: usize> {
+    queries: *const f32,
+    head_dim: usize,
+    keys: [*const u8; N],
+    out: *mut f32,
+    element: PhantomData<(E, [(); M])>,
+}
+
+impl<E: Element, const M: usize, const N: usize> Kernel for Scores<E, M, N> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let mut sums = [[s.splat(0.0); N]; M];
+        let mut keys = [s.splat(0.0); N];
+        for i in 0..self.head_dim {
+            for (key, start) in keys.iter_mut().zip(self.keys) {
+                // SAFETY: `i < head_dim`, and a strip has `16 * head_dim` key elements.
+                *key = unsafe { E::load(s, start, i * LANES) };
+            }
+            for (m, sums) in sums.iter_mut().enumerate() {
+                // SAFETY: `queries` is `[M, head_dim]`.
+                let query = s.splat(unsafe { *self.queries.add(m * self.head_dim + i) });
+                for (sum, key) in sums.iter_mut().zip(keys) {
+                    *sum = s.mul_add(query, key, *sum);
+                }
+            }
+        }
+        for (m, sums) in sums.iter().enumerate() {
+            for (n, sum) in sums.iter().enumerate() {
+                // SAFETY: `out` has `M` rows of at least `16 * N` elements.
+                unsafe { s.store_ptr(self.out.add(m * SCORE_STRIDE + n * LANES), *sum) };
+            }
+        }
+    }
+}
+
+/// Adds the strips' values, weighted, to the sums `[rows, value_stride]` of up to `S::ROWS` rows:
+/// `sums[m] += weights[m, strip, lane] * value[strip, lane]` over the resident lanes in ascending order.
+///
+/// Rows of `weights` are [`SCORE_STRIDE`] apart, its first column belongs to the first strip.
+///
+/// # Safety
+/// - The strips' values can be read: the rows of all resident lanes, `value_stride` elements each.
+pub(super) unsafe fn add_values<S: Simd>(simd: S, weights: &[f32], strips: &[Strip], sums: &mut [f32]) {
+    let stride = strips[0].value_stride;
+    let num_rows = sums.len() / stride;
+    assert!(num_rows * stride == sums.len() && stride.is_multiple_of(LANES));
+    assert!(weights.len() >= (num_rows - 1) * SCORE_STRIDE + strips.len() * LANES);
+    assert!(strips.iter().all(|strip| strip.format == strips[0].format && strip.value_stride == stride));
+    let weights = weights.as_ptr();
+    let mut column = 0;
+    while column < stride {
+        let num_columns = ((stride - column) / LANES).min(S::COLUMNS);
+        let sums = sums[column..].as_mut_ptr();
+        with_const!(N = num_columns, up to S::COLUMNS, of [1, 2, 3, 4], {
+            with_const!(M = num_rows, up to S::ROWS, of [1, 2, 3, 4, 5, 6], match strips[0].format {
+                PageFormat::F32 => {
+                    let block = PhantomData::<(Single, [[(); N]; M])>;
+                    simd.vectorize(AddValues { weights, strips, stride, column, sums, block });
+                }
+                PageFormat::F16 => {
+                    let block = PhantomData::<(Half, [[(); N]; M])>;
+                    simd.vectorize(AddValues { weights, strips, stride, column, sums, block });
+                }
+            });
+        });
+        column += num_columns * LANES;
+    }
+}
+
+/// `N` vectors of `M` rows of weighted sums. Made by [`add_values`] only, which has checked the lengths.
+struct AddValues<'a, E, const M: usize, const N: usize> {
+    weights: *const f32,
+    strips: &'a [Strip],
+    stride: usize,
+    column: usize,
+    sums: *mut f32,
+    block: PhantomData<(E, [[(); N]; M])>,
+}
+
+impl<E: Element, const M: usize, const N: usize> Kernel for AddValues<'_, E, M, N> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let mut sums = [[s.splat(0.0); N]; M];
+        for (m, sums) in sums.iter_mut().enumerate() {
+            for (n, sum) in sums.iter_mut().enumerate() {
+                // SAFETY: `sums` is `[M, stride]` from `column` on, and `column + 16 N <= stride`.
+                *sum = unsafe { s.load_ptr(self.sums.add(m * self.stride + n * LANES)) };
+            }
+        }
+        for (i, strip) in self.strips.iter().enumerate() {
+            let mut lanes = strip.resident;
+            while lanes != 0 {
+                let lane = lanes.trailing_zeros() as usize;
+                lanes &= lanes - 1;
+                let mut values = [s.splat(0.0); N];
+                for (n, value) in values.iter_mut().enumerate() {
+                    // SAFETY: the lane is resident, so its row can be read.
+                    *value = unsafe { E::load(s, strip.values, lane * self.stride + self.column + n * LANES) };
+                }
+                for (m, sums) in sums.iter_mut().enumerate() {
+                    // SAFETY: `weights` has `M` rows of 16 elements a strip.
+                    let weight = s.splat(unsafe { *self.weights.add(m * SCORE_STRIDE + i * LANES + lane) });
+                    for (sum, value) in sums.iter_mut().zip(values) {
+                        *sum = s.mul_add(weight, value, *sum);
+                    }
+                }
+            }
+        }
+        for (m, sums) in sums.iter().enumerate() {
+            for (n, sum) in sums.iter().enumerate() {
+                // SAFETY: as for the load.
+                unsafe { s.store_ptr(self.sums.add(m * self.stride + n * LANES), *sum) };
+            }
+        }
+    }
+}

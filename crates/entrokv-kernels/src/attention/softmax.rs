@@ -1,0 +1,180 @@
+//! Online softmax: what one tile leaves of a row, and how tiles become one.
+//!
+//! A tile leaves the largest score `m`, `l = sum_j e^(s_j - m)` and `o = sum_j e^(s_j - m) v_j`. `l` is summed in 16 lanes
+//! by position modulo 16 and the lanes in a fixed tree. Tiles are merged one after the other in ascending order:
+//! `m' = max(m, m_t)`, `l' = l e^(m - m') + l_t e^(m_t - m')`, `o'` likewise (Milakov and Gimelshein 2018, algorithm 3).
+//! A row with nothing seen yet has `l = 0`; any other has `l >= 1`, for the largest score adds 1 (or NaN).
+
+use super::strip::Strip;
+use crate::simd::{Kernel, LANES, Simd, exp_nonpositive};
+
+/// Which positions a row sees.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sight {
+    pub(super) oldest: u64,
+    pub(super) newest: u64,
+}
+
+impl Sight {
+    /// The strips, as a range of indices, with a lane in sight; others between them do not exist.
+    pub(super) fn strips(self, strips: &[Strip]) -> std::ops::Range<usize> {
+        let start = strips.partition_point(|strip| strip.first + (LANES as u64) <= self.oldest);
+        let end = strips.partition_point(|strip| strip.first <= self.newest);
+        start..end.max(start)
+    }
+}
+
+/// Sets the scores out of sight to minus infinity and returns the largest; `None` if nothing is in sight.
+pub(super) struct Mask<'a> {
+    /// `[strips.len(), 16]`.
+    pub(super) scores: &'a mut [f32],
+    pub(super) strips: &'a [Strip],
+    pub(super) sight: Sight,
+}
+
+impl Kernel for Mask<'_> {
+    type Output = Option<f32>;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> Option<f32> {
+        let out_of_sight = s.splat(f32::NEG_INFINITY);
+        let mut largest = out_of_sight;
+        let mut seen = 0;
+        let (scores, _) = self.scores.as_chunks_mut::<LANES>();
+        for (score, strip) in scores.iter_mut().zip(self.strips) {
+            let visible = strip.visible(self.sight.oldest, self.sight.newest);
+            seen |= visible;
+            let mut v = s.load(score);
+            if visible != u16::MAX {
+                v = s.keep(v, visible, out_of_sight);
+                s.store(score, v);
+            }
+            largest = s.max(largest, v);
+        }
+        (seen != 0).then(|| s.largest(largest))
+    }
+}
+
+/// Replaces scores by `e^(score - largest)` and returns their sum.
+pub(super) struct Exponentials<'a> {
+    /// `[strips, 16]`.
+    pub(super) scores: &'a mut [f32],
+    pub(super) largest: f32,
+}
+
+impl Kernel for Exponentials<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> f32 {
+        let largest = s.splat(self.largest);
+        let mut sum = s.splat(0.0);
+        for score in self.scores.as_chunks_mut::<LANES>().0 {
+            let e = exp_nonpositive(s, s.sub(s.load(score), largest));
+            s.store(score, e);
+            sum = s.add(sum, e);
+        }
+        s.sum(sum)
+    }
+}
+
+/// Replaces scores by the probabilities `e^(score - largest) / total`.
+pub(super) struct Probabilities<'a> {
+    pub(super) scores: &'a mut [f32],
+    pub(super) largest: f32,
+    pub(super) total: f32,
+}
+
+impl Kernel for Probabilities<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let (largest, total) = (s.splat(self.largest), s.splat(self.total));
+        let (whole, rest) = self.scores.as_chunks_mut::<LANES>();
+        for score in whole {
+            let p = s.div(exp_nonpositive(s, s.sub(s.load(score), largest)), total);
+            s.store(score, p);
+        }
+        if !rest.is_empty() {
+            let p = s.div(exp_nonpositive(s, s.sub(s.load_partial(rest), largest)), total);
+            s.store_partial(rest, p);
+        }
+    }
+}
+
+/// What some tiles leave of some rows.
+pub(super) struct Partial<'a> {
+    /// `[rows]`: the largest score.
+    pub(super) largest: &'a mut [f32],
+    /// `[rows]`: the sum of exponentials, 0 where nothing was seen.
+    pub(super) total: &'a mut [f32],
+    /// `[rows, padded_dim]`: the weighted sum of values.
+    pub(super) sums: &'a mut [f32],
+}
+
+/// Merges the next tile's `tile` into `into`, row by row.
+pub(super) struct Merge<'a, 'b, 'c> {
+    pub(super) into: &'a mut Partial<'b>,
+    pub(super) tile: &'a Partial<'c>,
+}
+
+impl Kernel for Merge<'_, '_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let num_rows = self.into.total.len();
+        let padded_dim = self.into.sums.len() / num_rows;
+        let rows = self.into.sums.chunks_exact_mut(padded_dim).zip(self.tile.sums.chunks_exact(padded_dim));
+        for (row, (into, tile)) in rows.enumerate() {
+            let (m, l) = (&mut self.into.largest[row], &mut self.into.total[row]);
+            let (tile_m, tile_l) = (self.tile.largest[row], self.tile.total[row]);
+            if tile_l == 0.0 {
+                continue;
+            }
+            if *l == 0.0 {
+                (*m, *l) = (tile_m, tile_l);
+                into.copy_from_slice(tile);
+                continue;
+            }
+            let largest = if *m > tile_m { *m } else { tile_m };
+            let exponents = s.load_partial(&[*m - largest, tile_m - largest]);
+            let mut factors = [0.0; 2];
+            s.store_partial(&mut factors, exp_nonpositive(s, exponents));
+            let [own, other] = factors;
+            *m = largest;
+            *l = *l * own + tile_l * other;
+            let (own, other) = (s.splat(own), s.splat(other));
+            for (into, tile) in into.as_chunks_mut::<LANES>().0.iter_mut().zip(tile.as_chunks::<LANES>().0) {
+                let v = s.add(s.mul(s.load(into), own), s.mul(s.load(tile), other));
+                s.store(into, v);
+            }
+        }
+    }
+}
+
+/// Writes `sums / total`, 0 where nothing was seen.
+pub(super) struct Normalise<'a> {
+    /// `[padded_dim]`.
+    pub(super) sums: &'a [f32],
+    pub(super) total: f32,
+    /// `[head_dim]`.
+    pub(super) out: &'a mut [f32],
+}
+
+impl Kernel for Normalise<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        if self.total == 0.0 {
+            self.out.fill(0.0);
+            return;
+        }
+        let total = s.splat(self.total);
+        for (out, sums) in self.out.chunks_mut(LANES).zip(self.sums.as_chunks::<LANES>().0) {
+            s.store_partial(out, s.div(s.load(sums), total));
+        }
+    }
+}

@@ -1,0 +1,296 @@
+//! What a tile's keys and values are read from: strips of 16 absolute positions.
+//!
+//! A strip's keys lie transposed, `[head_dim, 16]`: lane `i` of every vector belongs to position `first + i`, `first` being
+//! a multiple of 16. Pages whose slots line up with that are read where they are; of others, and of f16 pages that many
+//! queries will read, an f32 copy is made in a buffer of the thread's.
+
+use super::aligned::Aligned;
+use super::{AttentionParams, Segment, TILE};
+use crate::page::PageFormat;
+use crate::simd::{Kernel, LANES, Simd};
+
+/// Up to how many query rows read f16 pages directly, converting as they load. More rows than two register blocks share
+/// the cost of an f32 copy.
+const MAX_DIRECT_ROWS: usize = 12;
+
+/// The resident tokens of 16 absolute positions.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Strip {
+    /// How the elements are stored.
+    pub(super) format: PageFormat,
+    /// Key elements `[head_dim, 16]`.
+    pub(super) keys: *const u8,
+    /// Value elements of 16 rows, `value_stride` elements apart.
+    pub(super) values: *const u8,
+    /// A multiple of 16, at least `head_dim`.
+    pub(super) value_stride: usize,
+    /// The absolute position of lane 0, a multiple of 16.
+    pub(super) first: u64,
+    /// Which lanes are resident, never none. Keys and values of other lanes hold anything.
+    pub(super) resident: u16,
+    /// Place of the first resident lane in the list's tokens; the others follow.
+    pub(super) first_token: usize,
+}
+
+// SAFETY: two addresses, read through only by `product.rs`, whose callers promise what lies there.
+unsafe impl Send for Strip {}
+
+impl Strip {
+    /// Lanes at positions `oldest..=newest` that are resident.
+    pub(super) fn visible(&self, oldest: u64, newest: u64) -> u16 {
+        if newest < self.first {
+            return 0;
+        }
+        let up_to_newest = match newest - self.first {
+            last @ 0..15 => (1u16 << (last + 1)) - 1,
+            _ => u16::MAX,
+        };
+        let from_oldest = match oldest.saturating_sub(self.first) {
+            first @ 0..16 => u16::MAX << first,
+            _ => 0,
+        };
+        self.resident & up_to_newest & from_oldest
+    }
+}
+
+/// What of the tokens is needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Parts {
+    KeysAndValues,
+    KeysOnly,
+}
+
+/// A thread's memory for strips.
+#[derive(Default)]
+pub(super) struct StripBuffers {
+    strips: Vec<Strip>,
+    keys: Aligned,
+    values: Aligned,
+    page: Aligned,
+}
+
+/// Reads the tiles of one KV head's list in ascending order.
+pub(super) struct TileReader<'a> {
+    params: &'a AttentionParams,
+    segments: &'a [Segment<'a>],
+    /// Number of tokens before each segment; empty if nobody asks for places.
+    first_tokens: &'a [usize],
+    parts: Parts,
+    /// Rows of queries that will read each tile.
+    num_rows: usize,
+    /// The first segment that ends after the last tile read.
+    next: usize,
+}
+
+impl<'a> TileReader<'a> {
+    /// A reader that starts at `first_tile`.
+    pub(super) fn new(
+        params: &'a AttentionParams,
+        segments: &'a [Segment<'a>],
+        first_tokens: &'a [usize],
+        parts: Parts,
+        (num_rows, first_tile): (usize, u64),
+    ) -> Self {
+        let next = segments.partition_point(|segment| segment.end() <= first_tile * TILE);
+        TileReader { params, segments, first_tokens, parts, num_rows, next }
+    }
+
+    /// The strips of `tile` with something resident, in ascending order; `tile` must not be below the last one read.
+    ///
+    /// The pointers in the strips are valid until `buffers` is used again: they point into frames (borrowed for `'a`) or
+    /// into `buffers`, to 16 * head_dim key elements and 16 rows of value elements (keys only: no values).
+    pub(super) fn read<'b, S: Simd>(&mut self, simd: S, tile: u64, buffers: &'b mut StripBuffers) -> &'b [Strip] {
+        let (start, end) = (tile * TILE, (tile + 1) * TILE);
+        while self.segments.get(self.next).is_some_and(|segment| segment.end() <= start) {
+            self.next += 1;
+        }
+        let segments = &self.segments[self.next..];
+        let num_inside = segments.iter().take_while(|segment| u64::from(segment.position) < end).count();
+        let segments = &segments[..num_inside];
+        let first_tokens = self.first_tokens.get(self.next..).unwrap_or(&[]);
+        buffers.strips.clear();
+        let lined_up = self.params.head_dim.is_multiple_of(LANES)
+            && self.params.page_size.is_multiple_of(LANES)
+            && segments.iter().all(|segment| segment.position.is_multiple_of(LANES as u32));
+        for (i, segment) in segments.iter().enumerate() {
+            let first_token = first_tokens.get(i).copied().unwrap_or(0);
+            let slots = start.saturating_sub(u64::from(segment.position)) as usize
+                ..(segment.end().min(end) - u64::from(segment.position)) as usize;
+            if lined_up {
+                self.push_in_place(segment, slots, first_token, buffers);
+            } else {
+                self.gather(simd, segment, slots, first_token, buffers);
+            }
+        }
+        if !lined_up {
+            self.point_to_copies(buffers);
+        } else if self.num_rows > MAX_DIRECT_ROWS {
+            self.widen(simd, buffers);
+        }
+        &buffers.strips
+    }
+
+    /// Elements from one value row of a copy to the next.
+    fn padded_dim(&self) -> usize {
+        self.params.head_dim.next_multiple_of(LANES)
+    }
+
+    /// Adds the strips of a page that lines up with them.
+    fn push_in_place(
+        &self,
+        segment: &Segment<'_>,
+        slots: std::ops::Range<usize>,
+        first_token: usize,
+        buffers: &mut StripBuffers,
+    ) {
+        let d = self.params.head_dim;
+        let layout = self.params.layout(segment.format);
+        let strip_bytes = LANES * d * segment.format.element_bytes();
+        let (keys, values) = segment.frame.split_at(layout.part_bytes());
+        for slot in slots.clone().step_by(LANES) {
+            let num_resident = (slots.end - slot).min(LANES);
+            let at = slot / LANES * strip_bytes;
+            buffers.strips.push(Strip {
+                format: segment.format,
+                keys: keys[at..at + strip_bytes].as_ptr(),
+                values: values[at..at + strip_bytes].as_ptr(),
+                value_stride: d,
+                first: u64::from(segment.position) + slot as u64,
+                resident: u16::MAX >> (LANES - num_resident),
+                first_token: first_token + slot,
+            });
+        }
+    }
+
+    /// Replaces the f16 strips by f32 copies.
+    fn widen<S: Simd>(&self, simd: S, buffers: &mut StripBuffers) {
+        let len = LANES * self.params.head_dim;
+        let StripBuffers { strips, keys, values, .. } = buffers;
+        let num_copies = strips.iter().filter(|strip| strip.format == PageFormat::F16).count();
+        keys.reserve(num_copies * len);
+        if self.parts == Parts::KeysAndValues {
+            values.reserve(num_copies * len);
+        }
+        let (mut keys, mut values) = (keys.chunks_exact_mut(len), values.chunks_exact_mut(len));
+        for strip in strips.iter_mut().filter(|strip| strip.format == PageFormat::F16) {
+            strip.format = PageFormat::F32;
+            strip.keys = widen_part(simd, strip.keys, keys.next());
+            // In-place strips have no padding between value rows.
+            strip.values = widen_part(simd, strip.values, values.next());
+        }
+    }
+
+    /// Copies `slots` of a page of any size and position to where they belong in f32 strips.
+    fn gather<S: Simd>(
+        &self,
+        simd: S,
+        segment: &Segment<'_>,
+        slots: std::ops::Range<usize>,
+        first_token: usize,
+        buffers: &mut StripBuffers,
+    ) {
+        let (d, padded) = (self.params.head_dim, self.padded_dim());
+        let layout = self.params.layout(segment.format);
+        let (key_bytes, value_bytes) = segment.frame.split_at(layout.part_bytes());
+        let part_len = layout.page_size * d;
+        let StripBuffers { strips, keys, values, page } = buffers;
+        // A tile has at most TILE / LANES strips: no copy moves while there are pointers to it.
+        keys.reserve(TILE as usize * d);
+        values.reserve(TILE as usize * padded);
+        page.reserve(part_len);
+
+        decode(simd, segment.format, key_bytes, &mut page[..part_len]);
+        for slot in slots.clone() {
+            let position = u64::from(segment.position) + slot as u64;
+            let lane = (position % LANES as u64) as usize;
+            let first = position - lane as u64;
+            if strips.last().is_none_or(|strip| strip.first != first) {
+                strips.push(Strip {
+                    format: PageFormat::F32,
+                    // Set when the copies are complete.
+                    keys: std::ptr::null(),
+                    values: std::ptr::null(),
+                    value_stride: padded,
+                    first,
+                    resident: 0,
+                    first_token: first_token + slot,
+                });
+            }
+            let index = strips.len() - 1;
+            strips[index].resident |= 1 << lane;
+            let place = layout.key_place(slot);
+            let from = page[place.first..part_len].iter().step_by(place.stride);
+            let to = keys[index * LANES * d + lane..].iter_mut().step_by(LANES);
+            to.zip(from).take(d).for_each(|(to, from)| *to = *from);
+        }
+        if self.parts == Parts::KeysOnly {
+            return;
+        }
+        decode(simd, segment.format, value_bytes, &mut page[..part_len]);
+        for slot in slots {
+            let position = u64::from(segment.position) + slot as u64;
+            let lane = (position % LANES as u64) as usize;
+            // The strips of this page are the last ones.
+            let Some(index) = strips.iter().rposition(|strip| strip.first == position - lane as u64) else { continue };
+            values[(index * LANES + lane) * padded..][..d].copy_from_slice(&page[slot * d..(slot + 1) * d]);
+        }
+    }
+
+    /// Lets the strips that `gather` made point to its copies.
+    fn point_to_copies(&self, buffers: &mut StripBuffers) {
+        let StripBuffers { strips, keys, values, .. } = buffers;
+        let keys = keys.chunks_exact(LANES * self.params.head_dim);
+        let values = values.chunks_exact(LANES * self.padded_dim());
+        for ((strip, keys), values) in strips.iter_mut().zip(keys).zip(values) {
+            strip.keys = keys.as_ptr().cast();
+            strip.values = values.as_ptr().cast();
+        }
+    }
+}
+
+/// Copies one part of an f16 strip to `copy` as f32 and returns where it is; `part` itself if there is no copy to make.
+fn widen_part<S: Simd>(simd: S, part: *const u8, copy: Option<&mut [f32]>) -> *const u8 {
+    let Some(copy) = copy else { return part };
+    // SAFETY: an f16 strip's part has as many elements as its copy, in a borrowed frame (see `TileReader::read`).
+    let from = unsafe { std::slice::from_raw_parts(part, 2 * copy.len()) };
+    simd.vectorize(Widen { from, to: copy });
+    copy.as_ptr().cast()
+}
+
+/// Elements of one part of a page as f32.
+fn decode<S: Simd>(simd: S, format: PageFormat, bytes: &[u8], out: &mut [f32]) {
+    match format {
+        PageFormat::F32 => {
+            let (elements, _) = bytes.as_chunks();
+            out.iter_mut().zip(elements).for_each(|(out, element)| *out = f32::from_ne_bytes(*element));
+        }
+        PageFormat::F16 => simd.vectorize(Widen { from: bytes, to: out }),
+    }
+}
+
+/// f16 elements as f32.
+struct Widen<'a> {
+    from: &'a [u8],
+    to: &'a mut [f32],
+}
+
+impl Kernel for Widen<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        assert_eq!(self.from.len(), 2 * self.to.len());
+        let (to, to_rest) = self.to.as_chunks_mut::<LANES>();
+        let (from, from_rest) = self.from.as_chunks::<{ 2 * LANES }>();
+        for (to, from) in to.iter_mut().zip(from) {
+            // SAFETY: `from` is 16 f16.
+            s.store(to, unsafe { s.load_f16_ptr(from.as_ptr().cast()) });
+        }
+        if !to_rest.is_empty() {
+            let mut padded = [0; 2 * LANES];
+            padded[..from_rest.len()].copy_from_slice(from_rest);
+            // SAFETY: `padded` is 16 f16.
+            s.store_partial(to_rest, unsafe { s.load_f16_ptr(padded.as_ptr().cast()) });
+        }
+    }
+}

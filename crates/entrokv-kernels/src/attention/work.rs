@@ -1,0 +1,191 @@
+//! How a call is cut into pieces that threads can claim.
+//!
+//! A **block** is some consecutive queries of a span with all heads of one KV head: what shares every load of a key or
+//! value. A block whose tiles are much more than a thread's share (decoding: one query, thousands of keys) is cut into
+//! **items** of some tiles each, whose results per tile are kept and merged by a second pass in the order in which a single
+//! item would have merged them: the cut never shows in the bits.
+
+use std::ops::Range;
+
+use super::{AttentionParams, AttentionSpan, Segment, TILE, Tap};
+use crate::disjoint::DisjointMut;
+use crate::simd::LANES;
+
+/// Rows (queries times heads) of a block: enough to make up for the f32 copy of a tile, few enough for everything a thread
+/// touches (queries, scores, sums, the tile) to stay in 1 MiB of second-level cache.
+fn max_block_rows(head_dim: usize) -> usize {
+    if head_dim <= 128 { 96 } else { 48 }
+}
+
+/// Items per thread that a call is cut into if it has fewer blocks: the more, the less a late thread is waited for.
+const ITEMS_PER_THREAD: usize = 4;
+
+/// A span, taken apart into what is read and what is written.
+pub(super) struct SpanWork<'a> {
+    pub(super) first_row: usize,
+    pub(super) num_rows: usize,
+    pub(super) first_position: u64,
+    /// Per KV head.
+    pub(super) segments: &'a [Vec<Segment<'a>>],
+    /// Per KV head, the number of tokens before each segment; empty without a tap.
+    pub(super) first_tokens: Vec<Vec<usize>>,
+    /// Per KV head, the number of tokens.
+    pub(super) num_tokens: Vec<usize>,
+    pub(super) tap: TapWork<'a>,
+}
+
+/// Where a span's tap goes, per KV head.
+pub(super) enum TapWork<'a> {
+    None,
+    Rows { from_row: usize, out: Vec<DisjointMut<'a, f32>> },
+    ColumnSums { out: Vec<DisjointMut<'a, f32>> },
+}
+
+impl<'a> SpanWork<'a> {
+    /// Takes `span` apart and sizes its tap. Tapped rows start as scores of minus infinity.
+    pub(super) fn new(params: &AttentionParams, span: &'a mut AttentionSpan<'_>) -> Self {
+        let AttentionSpan { first_row, num_rows, first_position, segments, tap } = span;
+        let segments: &'a [Vec<Segment<'a>>] = segments;
+        let mut work = SpanWork {
+            first_row: *first_row,
+            num_rows: *num_rows,
+            first_position: u64::from(*first_position),
+            segments,
+            first_tokens: Vec::new(),
+            num_tokens: Vec::new(),
+            tap: TapWork::None,
+        };
+        if matches!(tap, Tap::None) {
+            return work;
+        }
+        for list in segments {
+            let mut num_tokens = 0;
+            let first_tokens = list.iter().map(|segment| {
+                num_tokens += segment.len as usize;
+                num_tokens - segment.len as usize
+            });
+            work.first_tokens.push(first_tokens.collect());
+            work.num_tokens.push(num_tokens);
+        }
+        work.tap = match tap {
+            Tap::None => TapWork::None,
+            Tap::Rows { from_row, out } => {
+                let num_tapped = num_rows.saturating_sub(*from_row) * params.group_size();
+                out.resize_with(params.num_kv_heads, Vec::new);
+                for (out, num_tokens) in out.iter_mut().zip(&work.num_tokens) {
+                    out.clear();
+                    out.resize(num_tapped * num_tokens, f32::NEG_INFINITY);
+                }
+                TapWork::Rows { from_row: *from_row, out: out.iter_mut().map(|out| DisjointMut::new(out)).collect() }
+            }
+            Tap::ColumnSums { out } => {
+                let sizes: Vec<_> = work.num_tokens.iter().map(|n| n * params.group_size()).collect();
+                assert!(
+                    out.iter().map(Vec::len).eq(sizes),
+                    "column sums must be [group_size, tokens] for each KV head"
+                );
+                TapWork::ColumnSums { out: out.iter_mut().map(|out| DisjointMut::new(out)).collect() }
+            }
+        };
+        work
+    }
+}
+
+/// Consecutive queries of one span and the heads of one KV head.
+#[derive(Clone, Debug)]
+pub(super) struct Block {
+    pub(super) span: usize,
+    pub(super) kv_head: usize,
+    /// Within the span.
+    pub(super) first_query: usize,
+    pub(super) num_queries: usize,
+    /// The tiles that may hold something its queries see.
+    pub(super) tiles: Range<u64>,
+}
+
+impl Block {
+    pub(super) fn num_rows(&self, params: &AttentionParams) -> usize {
+        self.num_queries * params.group_size()
+    }
+}
+
+/// Some tiles of a block: what a thread claims.
+#[derive(Clone, Debug)]
+pub(super) struct Item {
+    pub(super) block: usize,
+    pub(super) tiles: Range<u64>,
+    /// Where each tile's result is kept, if the block is cut.
+    pub(super) kept: Option<Range<usize>>,
+}
+
+/// All pieces of a call.
+pub(super) struct Work {
+    pub(super) blocks: Vec<Block>,
+    /// Those with most to do first.
+    pub(super) items: Vec<Item>,
+    /// Cut blocks and the place of the results of all their tiles.
+    pub(super) cut: Vec<(usize, Range<usize>)>,
+    /// Elements of all kept results.
+    pub(super) kept_len: usize,
+}
+
+impl Work {
+    /// Cuts the spans for `num_threads` threads.
+    pub(super) fn new(params: &AttentionParams, spans: &[SpanWork<'_>], num_threads: usize) -> Work {
+        let r = params.group_size();
+        let queries_per_block = (max_block_rows(params.head_dim) / r).max(1);
+        let mut blocks = Vec::new();
+        for (index, span) in spans.iter().enumerate() {
+            for (kv_head, segments) in span.segments.iter().enumerate() {
+                for first_query in (0..span.num_rows).step_by(queries_per_block) {
+                    let num_queries = queries_per_block.min(span.num_rows - first_query);
+                    let position = span.first_position + first_query as u64;
+                    let tiles = visible_tiles(params, segments, position..position + num_queries as u64);
+                    blocks.push(Block { span: index, kv_head, first_query, num_queries, tiles });
+                }
+            }
+        }
+        let cost = |block: &Block, num_tiles: u64| num_tiles as usize * block.num_rows(params);
+        let total: usize = blocks.iter().map(|block| cost(block, tiles_of(&block.tiles))).sum();
+        let share = if num_threads == 1 { total } else { total.div_ceil(ITEMS_PER_THREAD * num_threads) };
+        let mut work = Work { blocks: Vec::new(), items: Vec::new(), cut: Vec::new(), kept_len: 0 };
+        for (index, block) in blocks.iter().enumerate() {
+            let num_tiles = tiles_of(&block.tiles);
+            let num_items = (cost(block, num_tiles).div_ceil(share.max(1)) as u64).clamp(1, num_tiles.max(1));
+            if num_items == 1 {
+                work.items.push(Item { block: index, tiles: block.tiles.clone(), kept: None });
+                continue;
+            }
+            let first_kept = work.kept_len;
+            let tile_len = kept_tile_len(params, block.num_rows(params));
+            for i in 0..num_items {
+                let tiles =
+                    block.tiles.start + num_tiles * i / num_items..block.tiles.start + num_tiles * (i + 1) / num_items;
+                let kept = work.kept_len..work.kept_len + tiles_of(&tiles) as usize * tile_len;
+                work.kept_len = kept.end;
+                work.items.push(Item { block: index, tiles, kept: Some(kept) });
+            }
+            work.cut.push((index, first_kept..work.kept_len));
+        }
+        work.items.sort_by_key(|item| std::cmp::Reverse(cost(&blocks[item.block], tiles_of(&item.tiles))));
+        work.blocks = blocks;
+        work
+    }
+}
+
+/// Elements that the result of one tile takes: largest scores, totals, sums.
+pub(super) fn kept_tile_len(params: &AttentionParams, num_rows: usize) -> usize {
+    2 * num_rows.next_multiple_of(LANES) + num_rows * params.head_dim.next_multiple_of(LANES)
+}
+
+fn tiles_of(tiles: &Range<u64>) -> u64 {
+    tiles.end - tiles.start
+}
+
+/// Tiles with positions that both the queries at `positions` can see and the list reaches.
+fn visible_tiles(params: &AttentionParams, segments: &[Segment<'_>], positions: Range<u64>) -> Range<u64> {
+    let (Some(first), Some(last)) = (segments.first(), segments.last()) else { return 0..0 };
+    let start = params.sight(positions.start).oldest.max(u64::from(first.position)) / TILE;
+    let end = positions.end.min(last.end()).div_ceil(TILE);
+    start..end.max(start)
+}
