@@ -42,13 +42,10 @@ impl FromStr for Budget {
         let unit_start = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
         let (number, unit) = text.split_at(unit_start);
         let number = Decimal::parse(number).ok_or_else(|| BudgetParseError::Unknown { got: got() })?;
-        // A number that is zero is told so before anything about its unit or form.
-        if number.digits == 0 {
-            return Err(BudgetParseError::Zero { got: got() });
-        }
         let budget = match unit.trim_start().to_ascii_lowercase().as_str() {
             "" if number.has_point => number.ratio(1).map(Budget::Fraction),
-            "" => return Err(BudgetParseError::BareInteger { got: got() }),
+            "" if number.digits > 0 => return Err(BudgetParseError::BareInteger { got: got() }),
+            "" => None,
             "%" => number.ratio(100).map(Budget::Fraction),
             "tok" | "token" | "tokens" => number.integer().map(Budget::Tokens),
             "page" | "pages" => number.integer().map(Budget::Pages),
@@ -60,6 +57,8 @@ impl FromStr for Budget {
             }
         };
         match budget {
+            // A part of a byte rounds down to none.
+            _ if number.digits == 0 => Err(BudgetParseError::Zero { got: got() }),
             Some(Budget::Bytes(0)) => Err(BudgetParseError::Zero { got: got() }),
             Some(budget) => Ok(budget),
             None => Err(BudgetParseError::Unrepresentable { got: got() }),

@@ -1,26 +1,43 @@
+use proptest::prelude::*;
+
 use super::*;
 
-/// Two layers of two KV heads, the second with a window of 5 tokens; 4-token pages of 128 bytes.
-fn shape() -> Arc<CacheShape> {
-    Arc::new(CacheShape::new(vec![LayerKind::Global, LayerKind::Window(5)], 2, 3, 8, 4).unwrap())
+const GLOBAL: KvGroup = KvGroup { layer: 0, kv_head: 1 };
+const WINDOW: KvGroup = KvGroup { layer: 1, kv_head: 0 };
+const PAGE_BYTES: u64 = 128;
+
+/// Two layers of two KV heads, the second with a window; 4-token pages of 128 bytes (f16).
+fn shape(window: u32) -> Arc<CacheShape> {
+    Arc::new(CacheShape::new(vec![LayerKind::Global, LayerKind::Window(window)], 2, 3, 8, 4).unwrap())
 }
 
-const PAGE_BYTES: u64 = 128;
+/// A cache of `num_tokens` over a pool of `num_pages`.
+fn grown(num_pages: u64, num_tokens: usize) -> (PagePool, KvCache) {
+    let mut pool = PagePool::new(num_pages * PAGE_BYTES);
+    let mut cache = KvCache::new(shape(5), PageKind::F16);
+    cache.grow(&mut pool, num_tokens).unwrap();
+    (pool, cache)
+}
 
 fn indices(cache: &KvCache, group: KvGroup) -> Vec<u32> {
     cache.table(group).iter().map(|page| page.index.0).collect()
 }
 
+/// Everything a caller can see of a cache.
+fn seen(cache: &KvCache) -> (usize, Footprint, Vec<String>) {
+    let tables = cache.shape().groups().map(|group| format!("{:?}", cache.table(group))).collect();
+    (cache.logical_len(), cache.footprint(), tables)
+}
+
 #[test]
 fn growing_opens_as_many_pages_as_needed() {
-    let mut pool = PagePool::new(100 * PAGE_BYTES);
-    let mut cache = KvCache::new(shape(), PageKind::F16);
+    let (mut pool, mut cache) = grown(100, 0);
     // Logical length, pages of each group, tokens in the last page.
-    for (grown, len, pages, last) in [(3, 3, 1, 3), (1, 4, 1, 4), (0, 4, 1, 4), (14, 18, 5, 2), (1, 19, 5, 3)] {
-        let needed = cache.pages_needed(grown);
-        let before = cache.footprint().global_pages + cache.footprint().window_pages;
-        cache.grow(&mut pool, grown).unwrap();
-        assert_eq!(cache.footprint().global_pages + cache.footprint().window_pages, before + needed);
+    for (num_tokens, len, pages, last) in [(3, 3, 1, 3), (1, 4, 1, 4), (0, 4, 1, 4), (14, 18, 5, 2), (1, 19, 5, 3)] {
+        let needed = cache.pages_needed(num_tokens);
+        let before = pool.used_bytes();
+        cache.grow(&mut pool, num_tokens).unwrap();
+        assert_eq!(pool.used_bytes(), before + needed * PAGE_BYTES);
         assert_eq!(cache.logical_len(), len);
         for group in cache.shape().groups() {
             assert_eq!(indices(&cache, group), (0..pages).collect::<Vec<_>>());
@@ -31,5 +48,292 @@ fn growing_opens_as_many_pages_as_needed() {
     }
     assert_eq!(cache.open_page(), Some(PageIndex(4)));
     cache.release(&mut pool);
-    assert_eq!(pool.used_bytes(), 0);
+}
+
+#[test]
+fn growing_is_all_or_nothing() {
+    // Room for three pages in each of four groups, and three more.
+    let (mut pool, mut cache) = grown(15, 12);
+    let (before, used) = (seen(&cache), pool.used_bytes());
+    for num_tokens in [1, 4, 100, u32::MAX as usize, usize::MAX] {
+        let refused = cache.grow(&mut pool, num_tokens).unwrap_err();
+        assert_eq!((refused.free_bytes, refused.capacity_bytes), (3 * PAGE_BYTES, 15 * PAGE_BYTES));
+        assert!(refused.requested_bytes >= 4 * PAGE_BYTES);
+        assert_eq!((seen(&cache), pool.used_bytes()), (before.clone(), used));
+        assert_eq!(pool.reclaim(1), [], "nothing was taken and put back either");
+    }
+    cache.grow(&mut pool, 0).unwrap();
+    cache.release(&mut pool);
+
+    // Positions are 32 bits wide, whatever the pool could hold.
+    let mut pool = PagePool::new(u64::MAX);
+    let cache_shape = CacheShape::new(vec![LayerKind::Global], 1, 1, 8, 256).unwrap();
+    let mut cache = KvCache::new(Arc::new(cache_shape), PageKind::F16);
+    assert!(cache.grow(&mut pool, u32::MAX as usize + 1).is_err());
+    assert_eq!((cache.logical_len(), pool.used_bytes()), (0, 0));
+    cache.release(&mut pool);
+}
+
+#[test]
+fn slots_follow_positions() {
+    let (mut pool, mut cache) = grown(100, 10);
+    cache.apply(&mut pool, GLOBAL, &[PageFate::Keep, PageFate::Free, PageFate::Keep]).unwrap();
+    let frame = |place: usize| cache.table(GLOBAL)[place].range();
+    let slot = |range, index| Some(Slot { range, kind: PageKind::F16, index });
+    assert_eq!(cache.slot(GLOBAL, 0), slot(frame(0), 0));
+    assert_eq!(cache.slot(GLOBAL, 3), slot(frame(0), 3));
+    assert_eq!(cache.slot(GLOBAL, 5), None, "evicted");
+    assert_eq!(cache.slot(GLOBAL, 9), slot(frame(1), 1));
+    assert_eq!(cache.slot(GLOBAL, 10), None, "not reached yet");
+    assert_eq!(cache.table(GLOBAL)[1].first_position(4), 8);
+    assert_eq!(cache.table(GLOBAL)[1].end_position(4), 10);
+    cache.release(&mut pool);
+}
+
+#[test]
+fn evicted_pages_never_come_back() {
+    let (mut pool, mut cache) = grown(100, 16);
+    let applied =
+        cache.apply(&mut pool, GLOBAL, &[PageFate::Keep, PageFate::Free, PageFate::Free, PageFate::Free]).unwrap();
+    assert_eq!(applied, Applied { pages_freed: 3, tokens_freed: 12, bytes_freed: 3 * PAGE_BYTES });
+    assert_eq!((cache.logical_len(), cache.resident_tokens(GLOBAL)), (16, 4));
+    // The newest page was full, so it could go; what comes next has its own index.
+    cache.grow(&mut pool, 5).unwrap();
+    assert_eq!(indices(&cache, GLOBAL), [0, 4, 5]);
+    assert_eq!(indices(&cache, KvGroup { layer: 0, kv_head: 0 }), [0, 1, 2, 3, 4, 5], "siblings are untouched");
+    assert_eq!((cache.logical_len(), cache.resident_tokens(GLOBAL)), (21, 9));
+    cache.release(&mut pool);
+}
+
+#[test]
+fn the_open_page_cannot_be_freed() {
+    let (mut pool, mut cache) = grown(100, 6);
+    let refused = cache.apply(&mut pool, GLOBAL, &[PageFate::Free, PageFate::Free]).unwrap_err();
+    assert_eq!(refused, FateError::OpenPage { page: PageIndex(1) });
+    assert_eq!(refused.to_string(), "page 1 is still being filled and cannot be freed");
+    cache.apply(&mut pool, GLOBAL, &[PageFate::Free, PageFate::Keep]).unwrap();
+    cache.grow(&mut pool, 1).unwrap();
+    assert_eq!(cache.table(GLOBAL)[0].len, 3);
+    cache.release(&mut pool);
+}
+
+#[test]
+fn a_refused_fate_changes_nothing() {
+    let (mut pool, mut cache) = grown(100, 8);
+    let (before, used) = (seen(&cache), pool.used_bytes());
+    let cases = [
+        (GLOBAL, vec![PageFate::Free], "1 fates were given for 2 resident pages"),
+        (GLOBAL, vec![PageFate::Free; 3], "3 fates were given for 2 resident pages"),
+        (
+            GLOBAL,
+            vec![PageFate::Free, PageFate::Recode(PageKind::F32)],
+            "re-encoding page 1 from f16 to f32 is not supported yet",
+        ),
+        (WINDOW, vec![PageFate::Free, PageFate::Keep], "layer 1 has a window: its pages are not freed by a policy"),
+    ];
+    for (group, fates, message) in cases {
+        assert_eq!(cache.apply(&mut pool, group, &fates).unwrap_err().to_string(), message);
+        assert_eq!((seen(&cache), pool.used_bytes()), (before.clone(), used));
+    }
+    // Its own kind is no change at all.
+    let applied = cache.apply(&mut pool, GLOBAL, &[PageFate::Recode(PageKind::F16), PageFate::Keep]).unwrap();
+    assert_eq!((applied, seen(&cache)), (Applied::default(), before));
+    cache.release(&mut pool);
+}
+
+#[test]
+fn window_layers_keep_what_the_next_query_sees() {
+    for window in 1..14 {
+        let mut pool = PagePool::new(1000 * PAGE_BYTES);
+        let mut cache = KvCache::new(shape(window), PageKind::F16);
+        for len in 1..40_usize {
+            cache.grow(&mut pool, 1).unwrap();
+            let used = pool.used_bytes();
+            let applied = cache.slide_windows(&mut pool);
+            assert_eq!(used - pool.used_bytes(), applied.bytes_freed);
+            // The next query stands at position `len` and sees positions above `len - window`.
+            let visible = |position: usize| position + window as usize > len;
+            let expected: Vec<u32> = (0..len.div_ceil(4))
+                .filter(|page| (page * 4..len.min(page * 4 + 4)).any(visible) || (len % 4 != 0 && page * 4 + 4 > len))
+                .map(|page| page as u32)
+                .collect();
+            assert_eq!(indices(&cache, WINDOW), expected, "window {window}, {len} tokens");
+            assert_eq!(cache.table(GLOBAL).len(), len.div_ceil(4), "global layers do not slide");
+        }
+        cache.release(&mut pool);
+    }
+}
+
+#[test]
+fn footprint_is_what_the_frames_hold() {
+    let mut pool = PagePool::new(1 << 20);
+    let mut cache = KvCache::new(shape(5), PageKind::F32);
+    let empty = cache.footprint();
+    assert_eq!((empty.payload_bytes(), empty.global_pages, empty.window_pages), (0, 0, 0));
+    cache.grow(&mut pool, 30).unwrap();
+    cache.slide_windows(&mut pool);
+    cache
+        .apply(&mut pool, GLOBAL, &[PageFate::Free; 7].into_iter().chain([PageFate::Keep]).collect::<Vec<_>>())
+        .unwrap();
+    let footprint = cache.footprint();
+    // Eight pages in one global group, one in the other; 26 - 29 and the open page's positions in two window groups.
+    assert_eq!((footprint.global_pages, footprint.window_pages), (9, 4));
+    assert_eq!((footprint.global_bytes, footprint.window_bytes), (9 * 256, 4 * 256));
+    assert_eq!(footprint.kind(PageKind::F32), KindFootprint { pages: 13, bytes: 13 * 256 });
+    assert_eq!(footprint.kind(PageKind::F16), KindFootprint::default());
+    assert_eq!(footprint.payload_bytes(), pool.used_bytes());
+    assert!(footprint.metadata_bytes >= empty.metadata_bytes + 13 * size_of::<ResidentPage>() as u64);
+    cache.release(&mut pool);
+}
+
+#[test]
+fn tables_shrink_with_what_they_hold() {
+    let (mut pool, mut cache) = grown(10_000, 4000);
+    let full = cache.footprint().metadata_bytes;
+    for kv_head in 0..2 {
+        let fates: Vec<_> = (0..1000).map(|page| if page < 900 { PageFate::Free } else { PageFate::Keep }).collect();
+        cache.apply(&mut pool, KvGroup { layer: 0, kv_head }, &fates).unwrap();
+    }
+    cache.slide_windows(&mut pool);
+    assert!(cache.footprint().metadata_bytes < full / 4);
+    cache.release(&mut pool);
+}
+
+#[test]
+#[should_panic(expected = "is not a group of this cache")]
+fn a_group_the_shape_lacks_is_a_bug_of_the_caller() {
+    let cache = KvCache::new(shape(5), PageKind::F16);
+    let _ = cache.table(KvGroup { layer: 2, kv_head: 0 });
+}
+
+/// A step of the model test, for one of several caches over one pool.
+#[derive(Debug, Clone)]
+enum Step {
+    Grow { cache: usize, num_tokens: usize },
+    Apply { cache: usize, group: usize, mask: u64 },
+    Slide { cache: usize },
+    Restart { cache: usize },
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let cache = 0_usize..3;
+    let step = prop_oneof![
+        5 => (cache.clone(), 0_usize..30).prop_map(|(cache, num_tokens)| Step::Grow { cache, num_tokens }),
+        4 => (cache.clone(), 0_usize..4, any::<u64>()).prop_map(|(cache, group, mask)| Step::Apply { cache, group, mask }),
+        2 => cache.clone().prop_map(|cache| Step::Slide { cache }),
+        1 => cache.prop_map(|cache| Step::Restart { cache }),
+    ];
+    prop::collection::vec(step, 1..60)
+}
+
+/// The same cache as sets of positions: what each group holds.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Model {
+    len: usize,
+    groups: [Vec<usize>; 4],
+}
+
+/// Tables, slots and ledger of `cache` say what `model` says.
+fn check_against(cache: &KvCache, model: &Model) {
+    assert_eq!(cache.logical_len(), model.len);
+    for (group, positions) in cache.shape().groups().zip(&model.groups) {
+        let held: Vec<usize> = cache
+            .table(group)
+            .iter()
+            .flat_map(|page| page.first_position(4) as usize..page.end_position(4) as usize)
+            .collect();
+        assert_eq!(&held, positions);
+        assert_eq!(cache.resident_tokens(group), positions.len());
+        for position in 0..model.len + 5 {
+            assert_eq!(cache.slot(group, position as u32).is_some(), positions.binary_search(&position).is_ok());
+        }
+    }
+}
+
+/// All frames of all caches are disjoint, and are all that the pool has given out.
+fn check_frames(pool: &PagePool, caches: &[KvCache]) {
+    let mut ranges: Vec<_> = caches
+        .iter()
+        .flat_map(|cache| cache.shape().groups().flat_map(|group| cache.table(group).iter().map(ResidentPage::range)))
+        .collect();
+    ranges.sort_unstable_by_key(|range| range.start);
+    assert!(ranges.windows(2).all(|pair| pair[0].end <= pair[1].start), "a frame is in two tables");
+    let bytes: u64 = ranges.iter().map(|range| range.end - range.start).sum();
+    assert_eq!(pool.used_bytes(), bytes);
+    assert_eq!(caches.iter().map(|cache| cache.footprint().payload_bytes()).sum::<u64>(), bytes);
+    assert_eq!(pool.used_bytes() + pool.free_bytes() + pool.stranded_bytes(), pool.capacity_bytes());
+}
+
+proptest! {
+    /// Three sequences of two kinds of page share a small pool: any history of growth, eviction, sliding and restarts
+    /// agrees with sets of positions, and ends with an empty pool.
+    #[test]
+    fn releasing_returns_every_frame(num_pages in 0_u64..400, window in 1_u32..12, steps in steps()) {
+        let mut pool = PagePool::new(num_pages * PAGE_BYTES);
+        let fresh = |cache: usize| KvCache::new(shape(window), PageKind::ALL[cache % 2]);
+        let mut caches: Vec<KvCache> = (0..3).map(fresh).collect();
+        let mut models = vec![Model::default(); 3];
+        for step in steps {
+            match step {
+                Step::Grow { cache, num_tokens } => {
+                    let before = seen(&caches[cache]);
+                    let used = pool.used_bytes();
+                    let needed = caches[cache].pages_needed(num_tokens);
+                    let fits = pool.available(caches[cache].kind().page_bytes(&shape(1)), needed) == needed;
+                    let model = &mut models[cache];
+                    match caches[cache].grow(&mut pool, num_tokens) {
+                        Ok(()) => {
+                            prop_assert!(fits);
+                            model.groups.iter_mut().for_each(|held| held.extend(model.len..model.len + num_tokens));
+                            model.len += num_tokens;
+                        }
+                        Err(_) => prop_assert!(!fits && seen(&caches[cache]) == before && pool.used_bytes() == used),
+                    }
+                }
+                Step::Apply { cache, group, mask } => {
+                    let kv_group = caches[cache].shape().groups().nth(group).expect("four groups");
+                    let table = caches[cache].table(kv_group);
+                    let frees = |place: usize| mask >> (place % 64) & 1 == 1;
+                    let freed: Vec<u32> =
+                        table.iter().enumerate().filter(|(place, _)| frees(*place)).map(|(_, page)| page.index.0).collect();
+                    let fates: Vec<_> =
+                        (0..table.len()).map(|place| if frees(place) { PageFate::Free } else { PageFate::Keep }).collect();
+                    let model = &mut models[cache];
+                    let refused = group >= 2 || model.len % 4 != 0 && freed.contains(&((model.len / 4) as u32));
+                    let before = seen(&caches[cache]);
+                    match caches[cache].apply(&mut pool, kv_group, &fates) {
+                        Ok(applied) => {
+                            prop_assert!(!refused);
+                            let held = model.groups[group].len();
+                            model.groups[group].retain(|position| !freed.contains(&((position / 4) as u32)));
+                            prop_assert_eq!(applied.pages_freed, freed.len() as u64);
+                            prop_assert_eq!(applied.tokens_freed, (held - model.groups[group].len()) as u64);
+                        }
+                        Err(_) => prop_assert!(refused && seen(&caches[cache]) == before),
+                    }
+                }
+                Step::Slide { cache } => {
+                    caches[cache].slide_windows(&mut pool);
+                    let Model { len, groups } = &mut models[cache];
+                    let len = *len;
+                    let stays = |page: usize| {
+                        page * 4 + 3 + window as usize > len || (len % 4 != 0 && page == len / 4)
+                    };
+                    groups[2..].iter_mut().for_each(|held| held.retain(|position| stays(position / 4)));
+                }
+                Step::Restart { cache } => {
+                    std::mem::replace(&mut caches[cache], fresh(cache)).release(&mut pool);
+                    models[cache] = Model::default();
+                }
+            }
+            check_frames(&pool, &caches);
+        }
+        for (cache, model) in caches.iter().zip(&models) {
+            check_against(cache, model);
+        }
+        for cache in caches {
+            cache.release(&mut pool);
+        }
+        prop_assert_eq!((pool.used_bytes(), pool.free_bytes()), (0, pool.capacity_bytes()));
+    }
 }
