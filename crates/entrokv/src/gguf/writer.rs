@@ -8,7 +8,7 @@ use thiserror::Error;
 use super::{
     error::Text,
     part::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAGIC, MIN_ALIGNMENT},
-    value::ValueType,
+    value::{Value, ValueType},
 };
 
 /// A metadata value to be written.
@@ -103,6 +103,27 @@ impl OwnedValue {
             }
         }
         Ok(())
+    }
+}
+
+/// Copies a value out of a file, to write it into another.
+impl From<Value<'_>> for OwnedValue {
+    fn from(value: Value<'_>) -> Self {
+        match value {
+            Value::U8(v) => Self::U8(v),
+            Value::I8(v) => Self::I8(v),
+            Value::U16(v) => Self::U16(v),
+            Value::I16(v) => Self::I16(v),
+            Value::U32(v) => Self::U32(v),
+            Value::I32(v) => Self::I32(v),
+            Value::U64(v) => Self::U64(v),
+            Value::I64(v) => Self::I64(v),
+            Value::F32(v) => Self::F32(v),
+            Value::F64(v) => Self::F64(v),
+            Value::Bool(v) => Self::Bool(v),
+            Value::String(bytes) => Self::String(bytes.to_vec()),
+            Value::Array(array) => Self::Array(array.element_type(), array.iter().map(Self::from).collect()),
+        }
     }
 }
 

@@ -1,5 +1,7 @@
 //! What is written comes back, in both versions and at every alignment; getters say what they found.
 
+use std::{fs, path::Path};
+
 use super::*;
 
 #[test]
@@ -104,6 +106,26 @@ fn values_print_on_one_short_line() {
     let printed: Vec<_> = model.metadata().iter().map(|(_, value)| value.to_string()).collect();
     assert_eq!(printed[0], format!("\"{}\"... (20000 bytes)", "a\\n".repeat(40)));
     assert_eq!(printed[1], "[\"t0\", \"t1\", \"t2\", \"t3\", \"t4\", \"t5\", ...] (1000 of type string)");
+}
+
+/// The fixtures are written by the `gguf` package: reading one and writing what was read gives its very bytes.
+#[test]
+fn files_of_the_gguf_package_survive_reading_and_writing() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/architectures");
+    let paths = fs::read_dir(folder).expect("the fixtures").map(|entry| entry.expect("a readable folder").path());
+    let models: Vec<_> = paths.filter(|path| path.extension().is_some_and(|ending| ending == "gguf")).collect();
+    assert!(models.len() >= 10, "{models:?}");
+    for path in models {
+        let model = Gguf::open(&path).expect("a good file");
+        let mut copy = GgufWriter::new();
+        for (key, value) in model.metadata().iter() {
+            copy.metadata(key, value);
+        }
+        for tensor in model.tensors() {
+            copy.tensor(tensor.name, tensor.weight_type, tensor.shape, tensor.data.to_vec());
+        }
+        assert!(bytes_of(&copy) == fs::read(&path).expect("a readable file"), "{} differs", path.display());
+    }
 }
 
 #[test]
