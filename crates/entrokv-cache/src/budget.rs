@@ -36,6 +36,17 @@ pub use self::ratio::{Ratio, RatioError};
 /// * `20%`, `12.5%`, `0.2`, `1/5`: an exact fraction of the prompt's tokens, 100 % and more keeping everything.
 ///
 /// Units may be in any case and set off by spaces. A bare integer is refused, since it does not say what it counts.
+///
+/// ```
+/// use entrokv_cache::{Budget, CacheShape, LayerKind, PageKind, Pins};
+///
+/// let shape = CacheShape::new(vec![LayerKind::Global; 30], 3, 3, 64, 16)?;
+/// let budget: Budget = "20%".parse()?;
+/// let resolved = budget.resolve(&shape, PageKind::F16, 1024, &Pins::default())?;
+/// // floor(0.2 * 1,024) = 204 tokens, 12 pages in each of 90 groups.
+/// assert_eq!((resolved.pages_per_group, resolved.bytes), (12, 12 * 90 * 4096));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Budget {
     /// Payload bytes of the whole sequence.

@@ -37,6 +37,26 @@ pub use self::table::{ResidentPage, Slot};
 /// [`KvCache::release`]; dropping it instead is a bug that debug builds refuse, as for a [`Frame`](crate::Frame).
 ///
 /// Methods that take a [`KvGroup`] panic if the shape has no such group.
+///
+/// ```
+/// use std::sync::Arc;
+/// use entrokv_cache::{CacheShape, KvCache, KvGroup, LayerKind, PageFate, PageKind, PagePool};
+///
+/// // Two layers of three KV heads, 64 elements a key, 16 tokens a page.
+/// let shape = Arc::new(CacheShape::new(vec![LayerKind::Global; 2], 3, 3, 64, 16)?);
+/// let mut pool = PagePool::new(1 << 20);
+/// let mut cache = KvCache::new(shape, PageKind::F16);
+/// cache.grow(&mut pool, 40)?;
+///
+/// // One page of one head goes; its siblings stay, and so do all positions.
+/// let group = KvGroup { layer: 1, kv_head: 2 };
+/// cache.apply(&mut pool, group, &[PageFate::Keep, PageFate::Free, PageFate::Keep])?;
+/// assert_eq!((cache.logical_len(), cache.resident_tokens(group)), (40, 24));
+/// assert_eq!(cache.slot(group, 20), None);
+/// assert_eq!(cache.footprint().global_bytes, (6 * 3 - 1) * 4096);
+/// cache.release(&mut pool);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct KvCache {
     shape: Arc<CacheShape>,
@@ -147,9 +167,14 @@ impl KvCache {
             let LayerKind::Window(window) = self.shape.layers[layer] else { continue };
             let first_visible = (self.logical_len + 1).saturating_sub(window as usize);
             for table in tables {
-                applied += table.retain(pool, |_, page| {
-                    page.end_position(page_size) as usize > first_visible || Some(page.index) == open_page
-                });
+                // Ascending pages: those out of sight are the first ones, and on most steps there are none.
+                let is_past = |page: &ResidentPage| {
+                    page.end_position(page_size) as usize <= first_visible && Some(page.index) != open_page
+                };
+                let num_past = table.pages().partition_point(is_past);
+                if num_past > 0 {
+                    applied += table.retain(pool, |place, _| place >= num_past);
+                }
             }
         }
         applied
