@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use entrokv_cache::{
-    AttentionRows, ObservedRow, PageEntroKv, PageEntroKvOptions, PageEntroKvScorer, PageScorer, PageSpan, Pooling,
-    RenyiOrder, RowSource, residual_entropy, select_pages,
+    AttentionRows, Certificates, FiniteContext, ObservedRow, Overlap, PageEntroKv, PageEntroKvOptions,
+    PageEntroKvScorer, PageScorer, PageSpan, Pooling, RenyiOrder, RowSource, residual_entropy, select_pages,
 };
 use safetensors::SafeTensors;
 use serde_json::Value;
@@ -47,7 +47,7 @@ fn assert_close(got: &[f64], expected: &[f64], relative: f64, what: &str) {
     assert_eq!(got.len(), expected.len(), "{what}");
     for (index, (got, expected)) in got.iter().zip(expected).enumerate() {
         let error = (got - expected).abs();
-        assert!(error <= relative * expected.abs().max(1e-9), "{what}[{index}]: got {got}, expected {expected}");
+        assert!(error <= relative * expected.abs() + 1e-15, "{what}[{index}]: got {got}, expected {expected}");
     }
 }
 
@@ -139,6 +139,51 @@ fn entropies_of_every_order_equal_the_reference() {
         let order = RenyiOrder::new(alpha).unwrap();
         let entropy = residual_entropy(numbers(&vector["p"]).into_iter(), order);
         assert_close(&[entropy], &[vector["H"].as_f64().unwrap()], FLOAT64_ORDER, &format!("order {alpha}"));
+    }
+}
+
+#[test]
+fn overlaps_and_their_certificates_equal_the_reference() {
+    let golden = json("synthetic.json");
+    let groups = golden["replay"].as_array().unwrap();
+    assert_eq!(groups.len(), 5);
+    for (group, golden) in groups.iter().enumerate() {
+        let sets: Vec<Vec<usize>> = golden["sets"].as_array().unwrap().iter().map(indices).collect();
+        let overlap = Overlap::measure(&sets).unwrap();
+        let certificates = Certificates::of(&overlap);
+        let pairs = [
+            ("uor", overlap.union_overhead_ratio()),
+            ("J", overlap.mean_jaccard),
+            ("Jmax", overlap.max_jaccard),
+            ("bonf", certificates.bonferroni),
+            ("lo", certificates.sandwich_lower),
+            ("hi", certificates.sandwich_upper),
+            ("ds", certificates.dawson_sankoff),
+            ("lo_I", certificates.intersection_lower),
+            ("hi_I", certificates.intersection_upper),
+        ];
+        for (key, got) in pairs {
+            assert_close(&[got], &[golden[key].as_f64().unwrap()], FLOAT64_ORDER, &format!("group {group} {key}"));
+        }
+    }
+}
+
+#[test]
+fn finite_context_terms_equal_the_reference() {
+    let golden = json("synthetic.json");
+    let rows = golden["theorem4"].as_array().unwrap();
+    assert_eq!(rows.len(), 6);
+    for row in rows {
+        let context = FiniteContext {
+            residual_tokens: row["N"].as_u64().unwrap(),
+            tau: 0.5,
+            epsilon: 0.05,
+            eta: 2f64.ln(),
+            sibling_deficits: vec![0.0; 7],
+        };
+        let what = format!("T = {}", row["T"]);
+        assert_close(&[context.sibling_weight()], &[row["D"].as_f64().unwrap()], FLOAT64_ORDER, &what);
+        assert_close(&[context.loss()], &[row["delta"].as_f64().unwrap()], FLOAT64_ORDER, &what);
     }
 }
 

@@ -7,11 +7,12 @@ use crate::page_entro_kv::token_table::TokenTable;
 /// Running sum of a prompt's rows, each head on its own.
 ///
 /// Rows are added one by one in ascending order, so a column's sum does not depend on the pieces they came in: a token
-/// that a piece does not reach yet is 0 either way.
+/// that a piece does not reach yet is 0 either way. (Column sums have been added in f32 by whoever made them; to be
+/// independent of pieces they must come in one.)
 #[derive(Clone, Debug)]
 pub(super) struct PromptRows {
     row: ObservedRow,
-    /// Sums, `[tokens, group_size]`.
+    /// A column of sums a head.
     sums: TokenTable,
     /// Rows summed, a head.
     num_rows: Vec<u64>,
@@ -41,17 +42,15 @@ impl PromptRows {
             RowSource::ColumnSums { num_rows } => num_rows as u64,
         };
         self.sums.align(rows.positions);
-        let group_size = rows.group_size;
         for row in first..rows.num_rows() {
-            for head in 0..group_size {
+            for head in 0..rows.group_size {
                 let masses = rows.head(row, head);
                 if !is_row(masses) {
                     self.bad_rows += 1;
                     continue;
                 }
                 self.num_rows[head] += queries_a_row;
-                let sums = self.sums.values_mut().iter_mut().skip(head).step_by(group_size);
-                for (sum, &mass) in sums.zip(masses) {
+                for (sum, &mass) in self.sums.column_mut(head).iter_mut().zip(masses) {
                     *sum += f64::from(mass);
                 }
             }
@@ -63,13 +62,12 @@ impl PromptRows {
         self.bad_rows
     }
 
-    /// The mean row of every head, `[positions.len(), group_size]`, and which heads have one.
+    /// The mean row of every head, one a column, and which heads have one.
     ///
     /// A head all of whose rows were dropped has zeros.
     pub(super) fn into_means(mut self) -> (TokenTable, Vec<bool>) {
-        let group_size = self.num_rows.len();
-        for masses in self.sums.values_mut().chunks_exact_mut(group_size) {
-            for (mass, &num_rows) in masses.iter_mut().zip(&self.num_rows) {
+        for (head, &num_rows) in self.num_rows.iter().enumerate() {
+            for mass in self.sums.column_mut(head) {
                 *mass /= num_rows.max(1) as f64;
             }
         }
@@ -85,5 +83,21 @@ impl PromptRows {
 
 /// Whether masses can be a head's attention row: all finite, none negative, not all 0.
 pub(super) fn is_row(masses: &[f32]) -> bool {
-    masses.iter().all(|mass| mass.is_finite() && *mass >= 0.0) && masses.iter().any(|mass| *mass > 0.0)
+    // Folds without early exit, which compile to vector code; nearly every row is one.
+    let in_range = masses.iter().fold(true, |good, mass| good & (*mass >= 0.0) & (*mass <= f32::MAX));
+    in_range && masses.iter().fold(false, |any, mass| any | (*mass > 0.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_is_finite_not_negative_and_not_empty() {
+        assert!(is_row(&[0.0, 1e-40, -0.0]));
+        for bad in [&[][..], &[0.0, -0.0], &[0.5, f32::NAN], &[f32::INFINITY, 0.0], &[0.5, -1e-9], &[f32::NEG_INFINITY]]
+        {
+            assert!(!is_row(bad), "{bad:?}");
+        }
+    }
 }

@@ -23,49 +23,55 @@ pub struct PageEntroKvScorer {
     /// `s(t)`, one a token.
     scores: TokenTable,
     head_pages: HeadPages,
-    /// How each head's row is read, kept to spare a step the allocation.
-    views: Vec<HeadView>,
+    /// How a step reads each head's row, `None` for a bad one; kept to spare a step the allocation.
+    views: Vec<Option<HeadView>>,
     /// Rows dropped in turns that ended and in steps.
     bad_rows: u64,
 }
 
-/// How a head's masses enter the pooled score.
+/// How a head's masses enter the pooled score: a line for the sinks and one for the others.
 #[derive(Clone, Copy, Debug)]
-enum HeadView {
-    /// Not at all: the head has no row (rule R5).
-    Absent,
-    /// As they are.
-    Raw,
-    /// 0 on the sinks, divided by the residual mass off them.
-    Isolated { residual_mass: f64 },
-    /// 0 on the sinks, this off them: the residual is empty and taken to be uniform (rule R2).
-    Uniform { mass: f64 },
+struct HeadView {
+    /// Factor of the mass on a sink.
+    on_sinks: f64,
+    /// Factor of the mass off the sinks.
+    off_sinks: f64,
+    /// Added off the sinks.
+    floor: f64,
 }
 
 impl HeadView {
+    /// The view of a head with the given masses off the sinks.
     fn of(pool_on: PoolOn, residual: impl ExactSizeIterator<Item = f64>) -> Self {
         match pool_on {
-            PoolOn::Raw => Self::Raw,
+            PoolOn::Raw => Self { on_sinks: 1.0, off_sinks: 1.0, floor: 0.0 },
             PoolOn::Isolated => {
                 let num_tokens = residual.len();
-                let residual_mass: f64 = residual.sum();
-                if residual_mass < MIN_RESIDUAL_MASS {
-                    Self::Uniform { mass: 1.0 / num_tokens as f64 }
+                let mass: f64 = residual.sum();
+                if mass < MIN_RESIDUAL_MASS {
+                    // Rule R2: an empty residual is taken to be uniform.
+                    Self { on_sinks: 0.0, off_sinks: 0.0, floor: 1.0 / num_tokens as f64 }
                 } else {
-                    Self::Isolated { residual_mass }
+                    Self { on_sinks: 0.0, off_sinks: 1.0 / mass, floor: 0.0 }
                 }
             }
         }
     }
 
-    /// What a token of the given mass counts; `is_sink` tells on which side of the isolation it is.
+    /// What a mass counts; `is_sink` tells on which side of the isolation its token is.
     fn see(self, mass: f64, is_sink: bool) -> f64 {
-        match self {
-            Self::Absent => 0.0,
-            Self::Raw => mass,
-            Self::Isolated { .. } | Self::Uniform { .. } if is_sink => 0.0,
-            Self::Isolated { residual_mass } => mass / residual_mass,
-            Self::Uniform { mass } => mass,
+        if is_sink { self.on_sinks * mass } else { self.off_sinks * mass + self.floor }
+    }
+
+    /// Adds `weight` times what the masses count to the scores.
+    fn add(self, weight: f64, masses: &[f32], num_sinks: usize, scores: &mut [f64]) {
+        let (sinks, others) = masses.split_at(num_sinks);
+        let (sink_scores, other_scores) = scores.split_at_mut(num_sinks);
+        for (score, &mass) in sink_scores.iter_mut().zip(sinks) {
+            *score += weight * self.see(f64::from(mass), true);
+        }
+        for (score, &mass) in other_scores.iter_mut().zip(others) {
+            *score += weight * self.see(f64::from(mass), false);
         }
     }
 }
@@ -78,7 +84,7 @@ impl PageEntroKvScorer {
             weights: vec![1.0 / group_size as f64; group_size],
             scores: TokenTable::new(1),
             head_pages: HeadPages::new(group_size),
-            views: vec![HeadView::Absent; group_size],
+            views: vec![None; group_size],
             prompt: None,
             bad_rows: 0,
             options,
@@ -110,41 +116,54 @@ impl PageEntroKvScorer {
     /// `s(t)` of those tokens, before any average pool.
     #[must_use]
     pub fn token_scores(&self) -> &[f64] {
-        self.scores.values()
+        self.scores.column(0)
     }
 
-    /// `s(t)` of one token out of what its heads count, `[group_size]`.
-    fn pool(&self, seen: impl Iterator<Item = f64>) -> f64 {
-        match self.options.pooling {
-            Pooling::Entropy | Pooling::Mean => self.weights.iter().zip(seen).map(|(weight, mass)| weight * mass).sum(),
-            Pooling::Max => seen.fold(0.0, f64::max),
-        }
-    }
-
-    /// Takes in the row of one decoded token (section "while decoding" of the policy).
+    /// Takes in the row of one decoded token: `s(t) <- g s(t) + (1 - g) sum_h w_h A_h(t)`, a new token starting at 0.
     fn step(&mut self, rows: AttentionRows<'_>, row: usize) {
-        let num_tokens = rows.positions.len();
         let num_sinks = num_sinks(rows.positions, self.options.sinks);
         for head in 0..self.group_size {
             let masses = rows.head(row, head);
-            self.views[head] = if is_row(masses) {
-                HeadView::of(self.options.pool_on, masses[num_sinks..].iter().map(|&mass| f64::from(mass)))
-            } else {
-                self.bad_rows += 1;
-                HeadView::Absent
-            };
+            let residual = || masses[num_sinks..].iter().map(|&mass| f64::from(mass));
+            self.views[head] = is_row(masses).then(|| HeadView::of(self.options.pool_on, residual()));
+            self.bad_rows += u64::from(self.views[head].is_none());
         }
         self.scores.align(rows.positions);
-        let start = row * self.group_size * num_tokens;
-        let masses = &rows.rows[start..start + self.group_size * num_tokens];
-        let decay = self.options.decay;
-        for token in 0..num_tokens {
-            let of_heads = masses[token..].iter().step_by(num_tokens);
-            let seen =
-                self.views.iter().zip(of_heads).map(|(view, &mass)| view.see(f64::from(mass), token < num_sinks));
-            let pooled = self.pool(seen);
-            let score = &mut self.scores.values_mut()[token];
-            *score = decay * *score + (1.0 - decay) * pooled;
+        let scores = self.scores.column_mut(0);
+        let (decay, fresh) = (self.options.decay, 1.0 - self.options.decay);
+        match self.options.pooling {
+            Pooling::Entropy | Pooling::Mean => {
+                scores.iter_mut().for_each(|score| *score *= decay);
+                for (head, (view, weight)) in self.views.iter().zip(&self.weights).enumerate() {
+                    if let Some(view) = view {
+                        view.add(fresh * weight, rows.head(row, head), num_sinks, scores);
+                    }
+                }
+            }
+            Pooling::Max => {
+                for (token, score) in scores.iter_mut().enumerate() {
+                    let heads = self.views.iter().enumerate();
+                    let seen = heads.filter_map(|(head, view)| {
+                        view.map(|view| view.see(f64::from(rows.head(row, head)[token]), token < num_sinks))
+                    });
+                    *score = decay * *score + fresh * seen.fold(0.0, f64::max);
+                }
+            }
+        }
+    }
+
+    /// Makes `s(t)` of the rows the heads count, one a column.
+    fn pool(&mut self, seen: &TokenTable) {
+        self.scores.clear();
+        self.scores.align(seen.positions());
+        let scores = self.scores.column_mut(0);
+        for (head, weight) in self.weights.iter().enumerate() {
+            for (score, &mass) in scores.iter_mut().zip(seen.column(head)) {
+                *score = match self.options.pooling {
+                    Pooling::Entropy | Pooling::Mean => *score + weight * mass,
+                    Pooling::Max => score.max(mass),
+                };
+            }
         }
     }
 }
@@ -173,41 +192,29 @@ impl PageScorer for PageEntroKvScorer {
             return; // no rows since the last prompt: what was known stays
         };
         self.bad_rows += prompt.bad_rows();
-        let (means, has_row) = prompt.into_means();
-        let group_size = self.group_size;
-        let num_tokens = means.positions().len();
-        let num_sinks = num_sinks(means.positions(), self.options.sinks);
-
+        let (mut rows, has_row) = prompt.into_means();
+        let num_sinks = num_sinks(rows.positions(), self.options.sinks);
         for (head, &has_row) in has_row.iter().enumerate() {
-            let residual = means.values()[num_sinks * group_size..].iter().skip(head).step_by(group_size).copied();
             // A head without a row is all zeros, which as a residual without mass has the entropy rule R5 asks for.
+            let residual = rows.column(head)[num_sinks..].iter().copied();
             self.entropies[head] = residual_entropy(residual.clone(), self.options.order);
-            self.views[head] = if has_row { HeadView::of(self.options.pool_on, residual) } else { HeadView::Absent };
-        }
-        self.weights = match self.options.pooling {
-            Pooling::Entropy => head_weights(&self.entropies, self.options.tau),
-            Pooling::Mean | Pooling::Max => vec![1.0 / group_size as f64; group_size],
-        };
-
-        let mut means = means;
-        let tokens = means.values_mut().chunks_exact_mut(group_size);
-        for (token, masses) in tokens.enumerate() {
-            for (mass, view) in masses.iter_mut().zip(&self.views) {
-                *mass = view.see(*mass, token < num_sinks);
+            if has_row {
+                let view = HeadView::of(self.options.pool_on, residual);
+                for (token, mass) in rows.column_mut(head).iter_mut().enumerate() {
+                    *mass = view.see(*mass, token < num_sinks);
+                }
             }
         }
-        self.scores.clear();
-        self.scores.align(means.positions());
-        for token in 0..num_tokens {
-            let seen = &means.values()[token * group_size..(token + 1) * group_size];
-            self.scores.values_mut()[token] = self.pool(seen.iter().copied());
+        if self.options.pooling == Pooling::Entropy {
+            self.weights = head_weights(&self.entropies, self.options.tau);
         }
-        self.head_pages.project(&means, self.page_size, &self.options);
+        self.pool(&rows);
+        self.head_pages.project(&rows, self.page_size, &self.options);
     }
 
     fn score(&mut self, pages: &[PageSpan], out: &mut Vec<f32>) {
         out.clear();
-        let scores = TokenScores { positions: self.scores.positions(), values: self.scores.values(), stride: 1 };
+        let scores = TokenScores { positions: self.scores.positions(), values: self.scores.column(0) };
         out.extend(pages.iter().map(|&page| scores.of_page(page, &self.options) as f32));
     }
 
@@ -218,7 +225,7 @@ impl PageScorer for PageEntroKvScorer {
     fn state_bytes(&self) -> u64 {
         let tables = self.scores.bytes() + self.head_pages.bytes() + self.prompt.as_ref().map_or(0, PromptRows::bytes);
         let heads = (self.entropies.capacity() + self.weights.capacity()) * size_of::<f64>()
-            + self.views.capacity() * size_of::<HeadView>();
+            + self.views.capacity() * size_of::<Option<HeadView>>();
         (size_of::<Self>() + tables + heads) as u64
     }
 
@@ -248,9 +255,7 @@ fn num_sinks(positions: &[u32], sinks: u32) -> usize {
 #[derive(Clone, Copy)]
 struct TokenScores<'a> {
     positions: &'a [u32],
-    /// The scores, `stride` apart.
     values: &'a [f64],
-    stride: usize,
 }
 
 impl TokenScores<'_> {
@@ -271,13 +276,13 @@ impl TokenScores<'_> {
     fn pooled(&self, index: usize, width: usize) -> f64 {
         let reach = (width / 2) as u64;
         if reach == 0 {
-            return self.values[index * self.stride];
+            return self.values[index];
         }
         let position = u64::from(self.positions[index]);
         let near = |other: u32| position.abs_diff(u64::from(other)) <= reach;
         let before = self.positions[..index].iter().rev().take_while(|&&other| near(other)).count();
         let after = self.positions[index + 1..].iter().take_while(|&&other| near(other)).count();
-        let sum: f64 = (index - before..=index + after).map(|index| self.values[index * self.stride]).sum();
+        let sum: f64 = self.values[index - before..=index + after].iter().sum();
         sum / width as f64
     }
 }
@@ -297,7 +302,7 @@ impl HeadPages {
         Self { group_size, first_positions: Vec::new(), scores: Vec::new() }
     }
 
-    /// Projects heads' rows, `[tokens, group_size]`, on the pages that hold the tokens.
+    /// Projects heads' rows, one a column, on the pages that hold the tokens.
     fn project(&mut self, rows: &TokenTable, page_size: usize, options: &PageEntroKvOptions) {
         self.first_positions.clear();
         self.scores.clear();
@@ -308,8 +313,7 @@ impl HeadPages {
             let page = PageSpan { first_position, len: last - first_position + 1 };
             self.first_positions.push(first_position);
             for head in 0..self.group_size {
-                let values = &rows.values()[head..];
-                let scores = TokenScores { positions: rows.positions(), values, stride: self.group_size };
+                let scores = TokenScores { positions: rows.positions(), values: rows.column(head) };
                 self.scores.push(scores.of_page(page, options) as f32);
             }
         }

@@ -1,19 +1,18 @@
 //! Numbers kept for every resident token of a KV group.
 
-/// `width` numbers a token, token-major, ascending by absolute position.
+/// Columns of one number a token, ascending by absolute position.
 ///
 /// Position-indexed arrays would grow with the sequence; this grows with what is resident.
 #[derive(Clone, Debug)]
 pub(super) struct TokenTable {
-    width: usize,
     positions: Vec<u32>,
-    values: Vec<f64>,
+    columns: Vec<Vec<f64>>,
 }
 
 impl TokenTable {
     /// An empty table.
-    pub(super) fn new(width: usize) -> Self {
-        Self { width, positions: Vec::new(), values: Vec::new() }
+    pub(super) fn new(num_columns: usize) -> Self {
+        Self { positions: Vec::new(), columns: vec![Vec::new(); num_columns] }
     }
 
     /// Positions of the tokens held, ascending.
@@ -21,25 +20,28 @@ impl TokenTable {
         &self.positions
     }
 
-    /// Values of the tokens held, `[positions.len(), width]`.
-    pub(super) fn values(&self) -> &[f64] {
-        &self.values
+    /// One column, `[positions.len()]`.
+    pub(super) fn column(&self, index: usize) -> &[f64] {
+        &self.columns[index]
     }
 
-    /// As [`values`](Self::values), to be written.
-    pub(super) fn values_mut(&mut self) -> &mut [f64] {
-        &mut self.values
+    /// As [`column`](Self::column), to be written.
+    pub(super) fn column_mut(&mut self, index: usize) -> &mut [f64] {
+        &mut self.columns[index]
     }
 
     /// Bytes reserved.
     pub(super) fn bytes(&self) -> usize {
-        self.positions.capacity() * size_of::<u32>() + self.values.capacity() * size_of::<f64>()
+        let values: usize = self.columns.iter().map(Vec::capacity).sum();
+        self.positions.capacity() * size_of::<u32>()
+            + values * size_of::<f64>()
+            + self.columns.capacity() * size_of::<Vec<f64>>()
     }
 
     /// Forgets every token and keeps the memory.
     pub(super) fn clear(&mut self) {
         self.positions.clear();
-        self.values.clear();
+        self.columns.iter_mut().for_each(Vec::clear);
     }
 
     /// Makes the tokens held exactly those at `positions` (ascending): tokens not among them are dropped, tokens new to
@@ -47,29 +49,17 @@ impl TokenTable {
     pub(super) fn align(&mut self, positions: &[u32]) {
         if !positions.starts_with(&self.positions) {
             self.retain(positions);
+            self.spread(positions);
         }
-        // From the back, so that no value is overwritten before it has moved to its place.
-        let mut held = self.positions.len();
-        let width = self.width;
-        self.positions.resize(positions.len(), 0);
-        self.values.resize(positions.len() * width, 0.0);
-        for (index, &position) in positions.iter().enumerate().rev() {
-            if index + 1 == held && self.positions[index] == position {
-                break; // everything before is in place already
-            }
-            if held > 0 && self.positions[held - 1] == position {
-                held -= 1;
-                self.values.copy_within(held * width..(held + 1) * width, index * width);
-            } else {
-                self.values[index * width..(index + 1) * width].fill(0.0);
-            }
+        // Tokens that are new stand at the end, but for the rare case `spread` has dealt with.
+        for column in &mut self.columns {
+            column.resize(positions.len(), 0.0);
         }
-        self.positions.copy_from_slice(positions);
+        self.positions.extend_from_slice(&positions[self.positions.len()..]);
     }
 
     /// Drops the tokens whose position is not in `positions`.
     fn retain(&mut self, positions: &[u32]) {
-        let width = self.width;
         let mut wanted = positions.iter().copied().peekable();
         let mut kept = 0;
         for index in 0..self.positions.len() {
@@ -77,12 +67,35 @@ impl TokenTable {
             while wanted.next_if(|&next| next < position).is_some() {}
             if wanted.next_if_eq(&position).is_some() {
                 self.positions[kept] = position;
-                self.values.copy_within(index * width..(index + 1) * width, kept * width);
+                for column in &mut self.columns {
+                    column[kept] = column[index];
+                }
                 kept += 1;
             }
         }
         self.positions.truncate(kept);
-        self.values.truncate(kept * width);
+        self.columns.iter_mut().for_each(|column| column.truncate(kept));
+    }
+
+    /// Moves the tokens held, all of them in `positions`, to their places there, with 0 in the places between.
+    fn spread(&mut self, positions: &[u32]) {
+        if positions.starts_with(&self.positions) {
+            return;
+        }
+        let mut held = self.positions.len();
+        for column in &mut self.columns {
+            column.resize(positions.len(), 0.0);
+        }
+        // From the back, so that no value is overwritten before it has moved.
+        for (index, position) in positions.iter().enumerate().rev() {
+            let source = held.checked_sub(1).filter(|&last| self.positions[last] == *position);
+            for column in &mut self.columns {
+                column[index] = source.map_or(0.0, |source| column[source]);
+            }
+            held -= usize::from(source.is_some());
+        }
+        self.positions.clear();
+        self.positions.extend_from_slice(positions);
     }
 }
 
@@ -93,15 +106,16 @@ mod tests {
     fn table(positions: &[u32]) -> TokenTable {
         let mut table = TokenTable::new(2);
         table.align(positions);
-        for (pair, &position) in table.values_mut().chunks_exact_mut(2).zip(positions) {
-            pair.copy_from_slice(&[f64::from(position), -f64::from(position)]);
+        for (index, &position) in positions.iter().enumerate() {
+            table.column_mut(0)[index] = f64::from(position);
+            table.column_mut(1)[index] = -f64::from(position);
         }
         table
     }
 
     #[test]
     fn align_keeps_what_stays_drops_what_went_and_starts_what_came_at_zero() {
-        let cases: [(&[u32], &[u32]); 9] = [
+        let cases: [(&[u32], &[u32]); 10] = [
             (&[], &[]),
             (&[], &[3, 4]),
             (&[3, 4], &[]),
@@ -111,17 +125,17 @@ mod tests {
             (&[1, 2, 3, 7], &[1, 3, 8, 9]),
             (&[4, 6, 8], &[1, 4, 5, 6, 7, 8, 9]),
             (&[4, 6, 8], &[5, 7, 8]),
+            (&[4, 6, 8], &[1, 2, 3]),
         ];
         for (before, after) in cases {
             let mut table = table(before);
             table.align(after);
             assert_eq!(table.positions(), after);
-            let expected: Vec<f64> = after
-                .iter()
-                .map(|position| if before.contains(position) { f64::from(*position) } else { 0.0 })
-                .flat_map(|value| [value, if value == 0.0 { 0.0 } else { -value }])
-                .collect();
-            assert_eq!(table.values(), expected, "{before:?} to {after:?}");
+            let kept = |position: &u32| if before.contains(position) { f64::from(*position) } else { 0.0 };
+            let expected: Vec<f64> = after.iter().map(kept).collect();
+            assert_eq!(table.column(0), expected, "{before:?} to {after:?}");
+            let negated: Vec<f64> = expected.iter().map(|value| -value).collect();
+            assert_eq!(table.column(1), negated, "{before:?} to {after:?}");
         }
     }
 

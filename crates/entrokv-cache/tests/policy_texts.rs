@@ -1,0 +1,166 @@
+//! How policies are spelled, and what a wrong spelling says.
+
+#![allow(clippy::unwrap_used)] // what does not parse here is a failed test
+
+use entrokv_cache::{
+    BlockProjection, MeanPages, ObservedRow, PageEntroKv, PageEntroKvOptions, PoolOn, Pooling, RecentPages, RenyiOrder,
+    RowTap, Schedule, Taps, parse_policy,
+};
+
+fn options(text: &str) -> PageEntroKvOptions {
+    PageEntroKv::parse(Some(text)).unwrap().options().clone()
+}
+
+#[test]
+fn every_option_can_be_set() {
+    let text = "sinks=8,alpha=inf,tau=0.25,pooling=max,row=window:16,pool_on=isolated,block=sum,pool=7,recent=3,decay=0.9,schedule=once";
+    let expected = PageEntroKvOptions {
+        sinks: 8,
+        order: RenyiOrder::MIN,
+        tau: 0.25,
+        pooling: Pooling::Max,
+        row: ObservedRow::Window(16),
+        pool_on: PoolOn::Isolated,
+        block: BlockProjection::Sum,
+        pool_width: 7,
+        recent: RecentPages::Count(3),
+        decay: 0.9,
+        schedule: Schedule::Once,
+    };
+    assert_eq!(options(text), expected);
+    let policy = PageEntroKv::new(expected).unwrap();
+    assert_eq!(policy.to_string(), format!("page-entro-kv:{text}"));
+}
+
+#[test]
+fn presets_come_first_wherever_they_stand() {
+    assert_eq!(PageEntroKv::parse(None).unwrap(), PageEntroKv::default());
+    assert_eq!(options("preset=paper"), PageEntroKvOptions::paper());
+    assert_eq!(options("preset=paper").schedule, Schedule::Once);
+    assert_eq!(options("preset=paper,schedule=rolling"), PageEntroKvOptions::default());
+    let serving = PageEntroKvOptions { tau: 1.0, ..PageEntroKvOptions::serving() };
+    assert_eq!(options("preset=serving,tau=1"), serving);
+    assert_eq!(options(" tau = 1 , preset = serving "), serving);
+    assert_eq!(options("row=last,preset=serving").row, ObservedRow::Last);
+    assert_eq!(options("row=last,preset=serving").pool_width, 5);
+}
+
+#[test]
+fn policies_say_what_they_need() {
+    struct Case {
+        text: &'static str,
+        name: &'static str,
+        taps: Taps,
+        schedule: Schedule,
+        sink_tokens: usize,
+        recent_pages: RecentPages,
+    }
+    let cases = [
+        Case {
+            text: "page-entro-kv",
+            name: "page-entro-kv",
+            taps: Taps { prompt: RowTap::Last, step_rows: true },
+            schedule: Schedule::Rolling,
+            sink_tokens: 4,
+            recent_pages: RecentPages::Count(0),
+        },
+        Case {
+            text: "page-entro-kv:preset=serving",
+            name: "page-entro-kv",
+            taps: Taps { prompt: RowTap::Window(32), step_rows: true },
+            schedule: Schedule::Rolling,
+            sink_tokens: 4,
+            recent_pages: RecentPages::Quarter,
+        },
+        Case {
+            text: "mean-pages:schedule=once,row=accumulated,sinks=0,recent=2",
+            name: "mean-pages",
+            taps: Taps { prompt: RowTap::Accumulated, step_rows: false },
+            schedule: Schedule::Once,
+            sink_tokens: 0,
+            recent_pages: RecentPages::Count(2),
+        },
+    ];
+    for case in cases {
+        let policy = parse_policy(case.text).unwrap();
+        assert_eq!(policy.name(), case.name);
+        assert_eq!(policy.needs(), case.taps, "{}", case.text);
+        assert_eq!(policy.schedule(), case.schedule, "{}", case.text);
+        let pins = policy.pins();
+        assert_eq!((pins.sink_tokens, pins.recent_pages), (case.sink_tokens, case.recent_pages), "{}", case.text);
+    }
+}
+
+#[test]
+fn the_mean_is_the_mean_whatever_the_preset() {
+    for text in [None, Some("preset=serving"), Some("preset=paper")] {
+        let policy = MeanPages::parse(text).unwrap();
+        assert_eq!(policy.options().pooling, Pooling::Mean, "{text:?}");
+    }
+    let serving = MeanPages::parse(Some("preset=serving")).unwrap();
+    assert_eq!(serving.to_string(), "mean-pages:row=window:32,pool=5,recent=quarter");
+    assert_eq!(MeanPages::parse(Some("row=window:32,pool=5,recent=quarter")).unwrap(), serving);
+}
+
+#[test]
+fn wrong_spellings_say_what_would_be_right() {
+    let refused = |text: &str| parse_policy(text).unwrap_err().to_string();
+    let cases = [
+        ("h2o", "unknown policy `h2o`; known are page-entro-kv, mean-pages"),
+        ("", "unknown policy ``; known are page-entro-kv, mean-pages"),
+        ("none", "`none` keeps every page and is not a policy; known are page-entro-kv, mean-pages"),
+        ("page-entro-kv:tau=0", "option `tau` of page-entro-kv is a temperature above 0, or inf, got `0`"),
+        ("page-entro-kv:tau=NaN", "option `tau` of page-entro-kv is a temperature above 0, or inf, got `NaN`"),
+        ("page-entro-kv:alpha=-1", "option `alpha` of page-entro-kv is an order from 0 to inf, got `-1`"),
+        ("page-entro-kv:pool=4", "option `pool` of page-entro-kv is an odd number of tokens from 1 to 255, got `4`"),
+        (
+            "page-entro-kv:pool=257",
+            "option `pool` of page-entro-kv is an odd number of tokens from 1 to 255, got `257`",
+        ),
+        (
+            "page-entro-kv:row=window:0",
+            "option `row` of page-entro-kv is last, accumulated or window:N with N of 1 or more, got `window:0`",
+        ),
+        ("page-entro-kv:decay=1.5", "option `decay` of page-entro-kv is a factor from 0 to 1, got `1.5`"),
+        ("page-entro-kv:sinks=-4", "option `sinks` of page-entro-kv is a number of tokens, 0 or more, got `-4`"),
+        (
+            "page-entro-kv:recent=half",
+            "option `recent` of page-entro-kv is a number of pages, 0 or more, or quarter, got `half`",
+        ),
+        ("page-entro-kv:preset=fast", "option `preset` of page-entro-kv is paper or serving, got `fast`"),
+        ("page-entro-kv:tau=1,tau=1", "option `tau` of page-entro-kv is given twice"),
+        ("page-entro-kv:preset=paper,preset=paper", "option `preset` of page-entro-kv is given twice"),
+    ];
+    for (text, message) in cases {
+        assert_eq!(refused(text), message);
+    }
+    for text in ["page-entro-kv:temperature=1", "page-entro-kv:", "page-entro-kv:tau", "page-entro-kv:tau=1,"] {
+        let message = refused(text);
+        for key in [
+            "preset (paper or serving)",
+            "sinks",
+            "alpha",
+            "tau (a temperature above 0, or inf)",
+            "schedule (once or rolling)",
+        ] {
+            assert!(message.contains(key), "{text}: {message}");
+        }
+    }
+    assert!(refused("page-entro-kv:Tau=1").starts_with("unknown option `Tau` of page-entro-kv; known are preset ("));
+    let mean = refused("mean-pages:tau=1");
+    assert!(mean.starts_with("unknown option `tau` of mean-pages; known are preset ("), "{mean}");
+    assert!(!mean.contains("alpha") && !mean.contains("pooling"), "{mean}");
+}
+
+#[test]
+fn options_built_in_code_are_checked_too() {
+    for options in [
+        PageEntroKvOptions { tau: 0.0, ..PageEntroKvOptions::default() },
+        PageEntroKvOptions { tau: f64::NAN, ..PageEntroKvOptions::default() },
+        PageEntroKvOptions { decay: -0.1, ..PageEntroKvOptions::default() },
+        PageEntroKvOptions { pool_width: 0, ..PageEntroKvOptions::default() },
+        PageEntroKvOptions { row: ObservedRow::Window(0), ..PageEntroKvOptions::default() },
+    ] {
+        assert!(PageEntroKv::new(options.clone()).is_err(), "{options:?}");
+    }
+}
