@@ -15,9 +15,12 @@
 //! While decoding (`schedule=rolling`) the weights stay as the prompt made them and the score follows the rows of the
 //! decoded tokens: `s(t) <- g s(t) + (1 - g) sum_h w_h A_step,h(t)`, a new token starting at 0.
 
+mod head_pages;
+mod head_view;
 mod options;
 mod prompt_rows;
 mod scorer;
+mod token_scores;
 mod token_table;
 
 use std::fmt;

@@ -1,12 +1,14 @@
 //! The state of Page-EntroKV in one KV group of one sequence.
 
 use crate::attention_rows::{AttentionRows, PageSpan, RowSource};
-use crate::entropy::{MIN_RESIDUAL_MASS, head_weights, residual_entropy};
-use crate::page_entro_kv::options::{BlockProjection, PageEntroKvOptions, PoolOn, Pooling};
+use crate::entropy::{head_weights, residual_entropy};
+use crate::page_entro_kv::head_pages::HeadPages;
+use crate::page_entro_kv::head_view::HeadView;
+use crate::page_entro_kv::options::{PageEntroKvOptions, Pooling};
 use crate::page_entro_kv::prompt_rows::{PromptRows, is_row};
+use crate::page_entro_kv::token_scores::TokenScores;
 use crate::page_entro_kv::token_table::TokenTable;
 use crate::policy::PageScorer;
-use crate::selection::select_pages;
 
 /// Scores the pages of one KV group as [`PageEntroKv`](crate::PageEntroKv) does.
 #[derive(Clone, Debug)]
@@ -27,53 +29,6 @@ pub struct PageEntroKvScorer {
     views: Vec<Option<HeadView>>,
     /// Rows dropped in turns that ended and in steps.
     bad_rows: u64,
-}
-
-/// How a head's masses enter the pooled score: a line for the sinks and one for the others.
-#[derive(Clone, Copy, Debug)]
-struct HeadView {
-    /// Factor of the mass on a sink.
-    on_sinks: f64,
-    /// Factor of the mass off the sinks.
-    off_sinks: f64,
-    /// Added off the sinks.
-    floor: f64,
-}
-
-impl HeadView {
-    /// The view of a head with the given masses off the sinks.
-    fn of(pool_on: PoolOn, residual: impl ExactSizeIterator<Item = f64>) -> Self {
-        match pool_on {
-            PoolOn::Raw => Self { on_sinks: 1.0, off_sinks: 1.0, floor: 0.0 },
-            PoolOn::Isolated => {
-                let num_tokens = residual.len();
-                let mass: f64 = residual.sum();
-                if mass < MIN_RESIDUAL_MASS {
-                    // Rule R2: an empty residual is taken to be uniform.
-                    Self { on_sinks: 0.0, off_sinks: 0.0, floor: 1.0 / num_tokens as f64 }
-                } else {
-                    Self { on_sinks: 0.0, off_sinks: 1.0 / mass, floor: 0.0 }
-                }
-            }
-        }
-    }
-
-    /// What a mass counts; `is_sink` tells on which side of the isolation its token is.
-    fn see(self, mass: f64, is_sink: bool) -> f64 {
-        if is_sink { self.on_sinks * mass } else { self.off_sinks * mass + self.floor }
-    }
-
-    /// Adds `weight` times what the masses count to the scores.
-    fn add(self, weight: f64, masses: &[f32], num_sinks: usize, scores: &mut [f64]) {
-        let (sinks, others) = masses.split_at(num_sinks);
-        let (sink_scores, other_scores) = scores.split_at_mut(num_sinks);
-        for (score, &mass) in sink_scores.iter_mut().zip(sinks) {
-            *score += weight * self.see(f64::from(mass), true);
-        }
-        for (score, &mass) in other_scores.iter_mut().zip(others) {
-            *score += weight * self.see(f64::from(mass), false);
-        }
-    }
 }
 
 impl PageEntroKvScorer {
@@ -230,102 +185,11 @@ impl PageScorer for PageEntroKvScorer {
     }
 
     fn uor_per_head(&self, pages: &[PageSpan], k_pages: usize) -> f64 {
-        let k_pages = k_pages.min(pages.len());
-        if k_pages == 0 {
-            return 1.0;
-        }
-        let mut in_union = vec![false; pages.len()];
-        for head in 0..self.group_size {
-            let scores: Vec<f32> = pages.iter().map(|page| self.head_pages.score(head, page.first_position)).collect();
-            for index in &select_pages(&scores, k_pages, &[]) {
-                in_union[index] = true;
-            }
-        }
-        let union = in_union.iter().filter(|&&chosen| chosen).count();
-        union as f64 / k_pages as f64
+        self.head_pages.union_overhead_ratio(pages, k_pages)
     }
 }
 
 /// Number of resident tokens among the first `sinks` positions.
 fn num_sinks(positions: &[u32], sinks: u32) -> usize {
     positions.partition_point(|&position| position < sinks)
-}
-
-/// One score a token, on its way to one score a page.
-#[derive(Clone, Copy)]
-struct TokenScores<'a> {
-    positions: &'a [u32],
-    values: &'a [f64],
-}
-
-impl TokenScores<'_> {
-    /// The page's score: the average pool if there is one, then the block projection. Tokens never scored count 0.
-    fn of_page(&self, page: PageSpan, options: &PageEntroKvOptions) -> f64 {
-        let start = self.positions.partition_point(|&position| position < page.first_position);
-        let len = self.positions[start..].partition_point(|&position| u64::from(position) < page.end());
-        let tokens = (start..start + len).map(|index| self.pooled(index, options.pool_width));
-        match options.block {
-            BlockProjection::Max => tokens.fold(0.0, f64::max),
-            BlockProjection::Sum => tokens.sum(),
-            BlockProjection::Mean => tokens.sum::<f64>() / f64::from(page.len.max(1)),
-        }
-    }
-
-    /// Average over `width` positions about a token, always divided by `width`: positions before 0, after the last
-    /// token, or evicted count 0, for there is nothing at them that keeping this page would keep.
-    fn pooled(&self, index: usize, width: usize) -> f64 {
-        let reach = (width / 2) as u64;
-        if reach == 0 {
-            return self.values[index];
-        }
-        let position = u64::from(self.positions[index]);
-        let near = |other: u32| position.abs_diff(u64::from(other)) <= reach;
-        let before = self.positions[..index].iter().rev().take_while(|&&other| near(other)).count();
-        let after = self.positions[index + 1..].iter().take_while(|&&other| near(other)).count();
-        let sum: f64 = self.values[index - before..=index + after].iter().sum();
-        sum / width as f64
-    }
-}
-
-/// Every head's own page scores, as of the last prompt's end: what each would choose alone.
-#[derive(Clone, Debug)]
-struct HeadPages {
-    group_size: usize,
-    /// First position of each page, ascending.
-    first_positions: Vec<u32>,
-    /// Scores, `[pages, group_size]`.
-    scores: Vec<f32>,
-}
-
-impl HeadPages {
-    fn new(group_size: usize) -> Self {
-        Self { group_size, first_positions: Vec::new(), scores: Vec::new() }
-    }
-
-    /// Projects heads' rows, one a column, on the pages that hold the tokens.
-    fn project(&mut self, rows: &TokenTable, page_size: usize, options: &PageEntroKvOptions) {
-        self.first_positions.clear();
-        self.scores.clear();
-        let page_of = |position: u32| position as usize / page_size;
-        for tokens in rows.positions().chunk_by(|&a, &b| page_of(a) == page_of(b)) {
-            let first_position = (page_of(tokens[0]) * page_size) as u32;
-            let last = tokens[tokens.len() - 1];
-            let page = PageSpan { first_position, len: last - first_position + 1 };
-            self.first_positions.push(first_position);
-            for head in 0..self.group_size {
-                let scores = TokenScores { positions: rows.positions(), values: rows.column(head) };
-                self.scores.push(scores.of_page(page, options) as f32);
-            }
-        }
-    }
-
-    /// One head's score of the page that begins at `first_position`; 0 when no prompt row reached it.
-    fn score(&self, head: usize, first_position: u32) -> f32 {
-        let page = self.first_positions.binary_search(&first_position);
-        page.map_or(0.0, |page| self.scores[page * self.group_size + head])
-    }
-
-    fn bytes(&self) -> usize {
-        self.first_positions.capacity() * size_of::<u32>() + self.scores.capacity() * size_of::<f32>()
-    }
 }
