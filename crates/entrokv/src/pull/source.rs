@@ -69,6 +69,28 @@ impl Source {
         self.expected().bytes
     }
 
+    /// The other files of a split model, where this is its first: `NAME-00001-of-0000N.gguf`.
+    pub(crate) fn split_siblings(&self) -> Vec<Self> {
+        let (file, count) = match self {
+            // A signed URL is good for one file only.
+            Self::Url(source) if !source.url.contains('?') => (&source.file, split_count(&source.file)),
+            Self::Hub(source) => (&source.file, split_count(&source.file)),
+            _ => return Vec::new(),
+        };
+        let stem = &file[..file.len().saturating_sub(SPLIT_SUFFIX_LEN)];
+        let names = (2..=count).map(|number| format!("{stem}-{number:05}-of-{count:05}.gguf"));
+        names
+            .map(|name| match self {
+                Self::Url(source) => {
+                    let folder = source.url.strip_suffix(source.file.as_str()).unwrap_or(&source.url);
+                    Self::Url(UrlSource { url: format!("{folder}{name}"), file: name, sha256: None })
+                }
+                Self::Hub(source) => Self::Hub(HubSource { file: name, ..source.clone() }),
+                Self::Named(model) => Self::Named(model),
+            })
+            .collect()
+    }
+
     pub(crate) fn slot(&self, cache_dir: &Path) -> Slot {
         Slot::new(cache_dir, &self.relative_path(), self.to_string())
     }
@@ -164,6 +186,16 @@ impl HubSource {
         }
         Ok(Self { owner: owner.to_owned(), repo: repo.to_owned(), file: file.to_owned() })
     }
+}
+
+/// Length of `-00001-of-00002.gguf`.
+const SPLIT_SUFFIX_LEN: usize = 20;
+
+/// Number of files of the split model whose first file is called `file`; 0 where it is none.
+fn split_count(file: &str) -> u32 {
+    let suffix = file.len().checked_sub(SPLIT_SUFFIX_LEN).and_then(|start| file.get(start..)).unwrap_or_default();
+    let count = suffix.strip_prefix("-00001-of-").and_then(|rest| rest.strip_suffix(".gguf"));
+    count.filter(|count| count.bytes().all(|b| b.is_ascii_digit())).and_then(|count| count.parse().ok()).unwrap_or(0)
 }
 
 /// Whether `text` can name one file or folder everywhere: what a server or a user sends must not lead out of the cache.

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 
 use sha2::Sha256;
 
-use super::shelf::{NUM_PARTS, Shelf, listing, source, touch, wheel};
+use super::shelf::{NUM_PARTS, Shelf, source, wheel};
+use super::{listing, touch};
 use crate::pull::{
     DEFAULT_MODEL, PullError, Puller, Silent, Stage, Update, default_cache_dir, default_model, digest, named_model,
 };
@@ -288,7 +289,7 @@ fn a_cache_folder_that_cannot_be_written_is_told() {
 fn a_full_disk_is_told_before_the_download_and_during_it() {
     let shelf = Shelf::new();
     let mut puller = shelf.puller();
-    puller.available_bytes = |_| Some(15_000);
+    puller.probe = |_| Some(15_000);
     let error = puller.pull(&shelf.source(), &mut Silent).unwrap_err();
     // The model, and twice its eleventh part.
     let PullError::DiskFull { needed: 15_886, available: Some(15_000), .. } = error else { panic!("{error:?}") };

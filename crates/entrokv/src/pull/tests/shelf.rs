@@ -1,9 +1,9 @@
 //! A shelf of wheels and a pip that serves from it: `sh` runs the script, so that tests need no Python.
 
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs;
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
@@ -131,28 +131,4 @@ pub(super) fn wheel(files: &[(&str, &[u8])]) -> Vec<u8> {
         zip.write_all(content).unwrap();
     }
     zip.finish().unwrap().into_inner()
-}
-
-/// Every file and folder under `folder` but the locks, relative, sorted.
-pub(super) fn listing(folder: &Path) -> Vec<String> {
-    fn walk(root: &Path, folder: &Path, found: &mut Vec<String>) {
-        for entry in fs::read_dir(folder).into_iter().flatten().map(Result::unwrap) {
-            let path = entry.path();
-            if path.is_dir() {
-                walk(root, &path, found);
-            } else if path.extension().is_none_or(|extension| extension != "lock") {
-                found.push(path.strip_prefix(root).unwrap().to_string_lossy().into_owned());
-            }
-        }
-    }
-    let mut found = Vec::new();
-    walk(folder, folder, &mut found);
-    found.sort();
-    found
-}
-
-/// Sets a file's modification time to now, as an editor would.
-pub(super) fn touch(path: &Path) {
-    let file = File::options().append(true).open(path).unwrap();
-    file.set_modified(std::time::SystemTime::now() + std::time::Duration::from_secs(5)).unwrap();
 }
