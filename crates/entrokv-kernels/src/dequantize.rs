@@ -9,7 +9,7 @@ mod small_blocks;
 
 use half::{bf16, f16};
 
-pub(crate) use block_format::{BlockFormat, BlockScales, Scales, with_block_format};
+pub(crate) use block_format::{BlockFormat, BlockScales, Scales, UnitScales, with_block_format};
 pub(crate) use k_blocks::{Q2K, Q3K, Q4K, Q5K, Q6K};
 pub(crate) use small_blocks::{Q4Plain, Q4WithMin, Q5Plain, Q5WithMin, Q8Plain};
 

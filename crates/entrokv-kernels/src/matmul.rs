@@ -10,8 +10,8 @@
 //! 2. Float weights, and all weights with `Arithmetic::F32`: per 32 columns a fresh partial sum
 //!    `part = fma(weight, x, part)` in column order, then `sum = sum + part`.
 //!
-//! One token reads packed tiles directly, bound by memory. Several tokens first unpack a stretch of a tile to bytes and
-//! f32 scales in the first-level cache, then run over the tokens, eight at a time in registers.
+//! Up to eight tokens, whose sums are registers, read packed tiles directly: a single one is bound by memory. More tokens
+//! first unpack a stretch of a tile to bytes and f32 scales in the first-level cache, then run over it eight at a time.
 //!
 //! Non-finite scales and sums beyond f32 give infinities and NaN by the rules of IEEE 754, in that order of operations.
 
@@ -21,9 +21,9 @@ mod avx2;
 mod avx512;
 mod float;
 mod kernels;
+mod layout;
 mod output;
 mod scalar;
-mod unpacked;
 
 use crate::activations::{Activations, PANEL_TOKENS, Panel};
 use crate::compute::Compute;
@@ -32,8 +32,8 @@ use crate::matrix::{Matrix, TILE_ROWS};
 
 use float::{FLOAT_COLS, FLOAT_TOKENS, FloatTile};
 use kernels::{FloatKernels, Kernels};
+use layout::{STRETCH_STEPS, Scratch};
 use output::Output;
-use unpacked::{UNPACKED_STEPS, Unpacked};
 
 /// The sums of one row tile for one token.
 type Sums = [f32; TILE_ROWS];
@@ -66,8 +66,8 @@ pub fn matmul(compute: &Compute, w: &Matrix, x: &Activations, out: &mut [f32]) {
         let tiles = task * task_tiles..w.num_tiles().min((task + 1) * task_tiles);
         let product = TaskProduct { w, tiles, output: &output };
         match quantised {
-            Some((panels, kernels)) if x.num_tokens() == 1 => product.one_token(kernels, &panels[0]),
-            Some((panels, kernels)) => product.many_tokens(kernels, panels),
+            Some((panels, kernels)) if panels.len() == 1 => product.one_panel(kernels, &panels[0]),
+            Some((panels, kernels)) => product.many_panels(kernels, panels),
             None => product.floats(FloatKernels::of(compute.isa, w.weight_type()), x),
         }
     });
@@ -81,23 +81,25 @@ struct TaskProduct<'a> {
 }
 
 impl TaskProduct<'_> {
-    fn one_token(self, kernels: Kernels, panel: &Panel) {
+    fn one_panel(self, kernels: Kernels, panel: &Panel) {
         for tile in self.tiles {
-            let mut sums = [0.0; TILE_ROWS];
-            kernels.one_token(self.w.tile(tile), panel, &mut sums);
-            // SAFETY: tasks have disjoint tiles.
-            unsafe { self.output.write(0, tile, &sums) };
+            let mut sums = [[0.0; TILE_ROWS]; PANEL_TOKENS];
+            kernels.packed(self.w.tile(tile), self.w.cols() / STEP_COLS, panel, &mut sums);
+            for (token, sums) in sums[..panel.num_tokens].iter().enumerate() {
+                // SAFETY: tasks have disjoint tiles.
+                unsafe { self.output.write(token, tile, sums) };
+            }
         }
     }
 
-    fn many_tokens(self, kernels: Kernels, panels: &[Panel]) {
+    fn many_panels(self, kernels: Kernels, panels: &[Panel]) {
         let num_steps = self.w.cols() / STEP_COLS;
-        let mut unpacked = Unpacked::zeroed();
+        let mut scratch = Scratch::zeroed();
         for (span, panels) in panels.chunks(SPAN_PANELS).enumerate() {
-            for first_step in (0..num_steps).step_by(UNPACKED_STEPS) {
-                let steps = first_step..num_steps.min(first_step + UNPACKED_STEPS);
+            for first_step in (0..num_steps).step_by(STRETCH_STEPS) {
+                let steps = first_step..num_steps.min(first_step + STRETCH_STEPS);
                 for tile in self.tiles.clone() {
-                    kernels.unpack(self.w.tile(tile), steps.clone(), &mut unpacked);
+                    kernels.unpack(self.w.tile(tile), steps.clone(), &mut scratch);
                     for (index, panel) in panels.iter().enumerate() {
                         let first_token = (span * SPAN_PANELS + index) * PANEL_TOKENS;
                         let mut sums = [[0.0; TILE_ROWS]; PANEL_TOKENS];
@@ -107,7 +109,7 @@ impl TaskProduct<'_> {
                                 unsafe { self.output.read(first_token + token, tile, sums) };
                             }
                         }
-                        kernels.tokens(&unpacked, steps.clone(), panel, &mut sums);
+                        kernels.unpacked(&scratch, steps.clone(), panel, &mut sums);
                         for (token, sums) in sums[..panel.num_tokens].iter().enumerate() {
                             // SAFETY: tasks have disjoint tiles.
                             unsafe { self.output.write(first_token + token, tile, sums) };

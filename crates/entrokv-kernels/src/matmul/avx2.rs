@@ -6,7 +6,7 @@
 //!    over 8 groups before they are widened, below 32 over 4, below 64 over 2 ([`narrow_groups`]).
 //! 2. 8-bit codes are made signed again: `|code| * (x with the sign of code)` is at most 2 * 128 * 127 = 32,512. They
 //!    need no correction for their offset then.
-//! 3. [`one_token`] unpacks groups in registers on their way from memory and stores nothing.
+//! 3. Packed groups are unpacked in registers on their way from memory.
 //!
 //! The functions are safe: they may be *called* only where the CPU has the features, which is the caller's proof.
 
@@ -14,7 +14,7 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::Sums;
-use super::unpacked::Unpacked;
+use super::layout::{Layout, ScaleLayout, Scratch, UNIT_SCALE_BYTES};
 use crate::activations::{PANEL_TOKENS, Panel};
 use crate::dequantize::{BlockFormat, Scales};
 use crate::matrix::packing::{AFTER_NIBBLES, AFTER_PAIRS, GROUP_BYTES, Packing, STEP_GROUPS};
@@ -29,155 +29,114 @@ const HALF_GROUP: usize = GROUP_BYTES / 2;
 /// Tokens whose sums stay in registers.
 const MAX_TOKENS: usize = 4;
 
-/// Groups of a unit.
-const fn unit_groups<F: BlockFormat>() -> usize {
-    STEP_GROUPS / F::STEP_UNITS
-}
-
 /// Groups whose sums of two products fit 16 bits together (point 1 above).
-const fn narrow_groups<F: BlockFormat>() -> usize {
-    let fit = match F::CODE_BITS {
+const fn narrow_groups<L: Layout>() -> usize {
+    let fit = match L::Format::CODE_BITS {
         8 => 1,
         bits => 32_767 / (2 * 127 * ((1 << bits) - 1)),
     };
-    if fit < unit_groups::<F>() { fit } else { unit_groups::<F>() }
+    if fit < L::UNIT_GROUPS { fit } else { L::UNIT_GROUPS }
 }
 
-/// All columns, one token.
+/// Adds the products of steps `steps` of every token in `panel` to the token's sums; `tile` starts at the first of them.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn one_token<F: BlockFormat>(tile: Tile<'_>, panel: &Panel, sums: &mut Sums) {
-    for side in 0..2 {
-        let mut sum = load_f32(side_of(sums, side));
-        let blocks = tile.codes.chunks_exact(F::BLOCK_CODE_BYTES).zip(tile.scales.chunks_exact(F::BLOCK_SCALE_BYTES));
-        let x = panel.words.chunks_exact(F::BLOCK_STEPS).zip(panel.scales.chunks_exact(F::BLOCK_STEPS));
-        let x_sums = offset_sums::<F>(panel).chunks_exact(F::BLOCK_STEPS * F::STEP_UNITS);
-        let x_mins = min_sums::<F>(panel).chunks_exact(F::BLOCK_STEPS * F::STEP_UNITS);
-        for ((((codes, scales), (words, x_scales)), x_sums), x_mins) in blocks.zip(x).zip(x_sums).zip(x_mins) {
-            let block_scales = BlockScales::load::<F>(scales, side);
-            for step in 0..F::BLOCK_STEPS {
-                let codes = &codes[step * F::STEP_BYTES..][..F::STEP_BYTES];
-                for half in 0..F::STEP_UNITS {
-                    let unit = step * F::STEP_UNITS + half;
-                    let mut dot = start::<F>(x_sums[unit]);
-                    let first = half * unit_groups::<F>();
-                    for first in (first..first + unit_groups::<F>()).step_by(narrow_groups::<F>()) {
-                        let mut narrow = _mm256_setzero_si256();
-                        let groups = first..first + narrow_groups::<F>();
-                        for (g, &word) in groups.clone().zip(&words[step][groups]) {
-                            let codes = Codes::of::<F>(group::<F>(codes, g, side));
-                            narrow = _mm256_add_epi16(narrow, codes.pair_sums::<F>(word));
-                        }
-                        dot = widen(dot, narrow);
-                    }
-                    let (scale, min) = block_scales.unit::<F>(scales, unit, side);
-                    sum = add_unit::<F>(sum, dot, scale, x_scales[step], min, x_mins[unit]);
-                }
-            }
-        }
-        store_f32(sum, side_of_mut(sums, side));
-    }
-}
-
-/// Unpacks `steps`, whole blocks.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn unpack<F: BlockFormat>(tile: Tile<'_>, steps: Range<usize>, unpacked: &mut Unpacked) {
-    let codes = &tile.codes[steps.start * F::STEP_BYTES..steps.end * F::STEP_BYTES];
-    for (packed, groups) in codes.chunks_exact(F::STEP_BYTES).zip(unpacked.codes.chunks_exact_mut(STEP_GROUPS)) {
-        for (g, to) in groups.iter_mut().enumerate() {
-            for side in 0..2 {
-                store(group::<F>(packed, g, side), to, side);
-            }
-        }
-    }
-    let blocks = steps.start / F::BLOCK_STEPS..steps.end / F::BLOCK_STEPS;
-    let scales = &tile.scales[blocks.start * F::BLOCK_SCALE_BYTES..blocks.end * F::BLOCK_SCALE_BYTES];
-    let block_units = F::BLOCK_STEPS * F::STEP_UNITS;
-    let units = unpacked.scales.chunks_exact_mut(block_units).zip(unpacked.mins.chunks_exact_mut(block_units));
-    for (packed, (scales, mins)) in scales.chunks_exact(F::BLOCK_SCALE_BYTES).zip(units) {
-        for side in 0..2 {
-            let block_scales = BlockScales::load::<F>(packed, side);
-            for unit in 0..block_units {
-                let (scale, min) = block_scales.unit::<F>(packed, unit, side);
-                store_f32(scale, side_of_mut(&mut scales[unit], side));
-                store_f32(min, side_of_mut(&mut mins[unit], side));
-            }
-        }
-    }
-}
-
-/// `steps`, unpacked, with every token of the panel.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn tokens<F: BlockFormat>(
-    unpacked: &Unpacked,
-    steps: Range<usize>,
-    panel: &Panel,
-    sums: &mut [Sums; PANEL_TOKENS],
-) {
+pub(super) fn tokens<L: Layout>(tile: Tile<'_>, steps: Range<usize>, panel: &Panel, sums: &mut [Sums; PANEL_TOKENS]) {
     for first in (0..panel.num_tokens).step_by(MAX_TOKENS) {
         let steps = steps.clone();
         match panel.num_tokens - first {
-            1 => num_tokens::<F, 1>(unpacked, steps, panel, first, sums),
-            2 => num_tokens::<F, 2>(unpacked, steps, panel, first, sums),
-            3 => num_tokens::<F, 3>(unpacked, steps, panel, first, sums),
-            _ => num_tokens::<F, MAX_TOKENS>(unpacked, steps, panel, first, sums),
+            1 => num_tokens::<L, 1>(tile, steps, panel, first, sums),
+            2 => num_tokens::<L, 2>(tile, steps, panel, first, sums),
+            3 => num_tokens::<L, 3>(tile, steps, panel, first, sums),
+            _ => num_tokens::<L, MAX_TOKENS>(tile, steps, panel, first, sums),
         }
     }
 }
 
 /// [`tokens`] for `T` tokens from `first` on: their sums and integer sums are registers.
 #[target_feature(enable = "avx2,fma,f16c")]
-fn num_tokens<F: BlockFormat, const T: usize>(
-    unpacked: &Unpacked,
+fn num_tokens<L: Layout, const T: usize>(
+    tile: Tile<'_>,
     steps: Range<usize>,
     panel: &Panel,
     first: usize,
     sums: &mut [Sums; PANEL_TOKENS],
 ) {
-    let units = F::STEP_UNITS;
+    let units = L::STEP_UNITS;
     for side in 0..2 {
         let mut token_sums = [_mm256_setzero_ps(); T];
         for (to, from) in token_sums.iter_mut().zip(&sums[first..]) {
             *to = load_f32(side_of(from, side));
         }
-        let weights = unpacked
-            .codes
-            .chunks_exact(STEP_GROUPS)
-            .zip(unpacked.scales.chunks_exact(units))
-            .zip(unpacked.mins.chunks_exact(units));
-        for (step, ((codes, scales), mins)) in steps.clone().zip(weights) {
-            let at = step * panel.num_tokens + first;
-            let (words, x_scales) = (&panel.words[at..at + T], &panel.scales[at..at + T]);
-            let x_sums = &offset_sums::<F>(panel)[at * units..(at + T) * units];
-            let x_mins = &min_sums::<F>(panel)[at * units..(at + T) * units];
-            for half in 0..units {
-                let mut dots = [_mm256_setzero_si256(); T];
-                for (token, dot) in dots.iter_mut().enumerate() {
-                    *dot = start::<F>(x_sums[token * units + half]);
-                }
-                let first = half * unit_groups::<F>();
-                for first in (first..first + unit_groups::<F>()).step_by(narrow_groups::<F>()) {
-                    let mut narrow = [_mm256_setzero_si256(); T];
-                    for g in first..first + narrow_groups::<F>() {
-                        let codes = Codes::of::<F>(load(&codes[g], side));
-                        for (narrow, words) in narrow.iter_mut().zip(words) {
-                            *narrow = _mm256_add_epi16(*narrow, codes.pair_sums::<F>(words[g]));
+        let blocks =
+            tile.codes.chunks_exact(L::STEP_BYTES * L::BLOCK_STEPS).zip(tile.scales.chunks_exact(L::BLOCK_SCALE_BYTES));
+        for (first_step, (codes, scales)) in steps.clone().step_by(L::BLOCK_STEPS).zip(blocks) {
+            let block_scales = BlockScales::load::<L>(scales, side);
+            for step in 0..L::BLOCK_STEPS {
+                let codes = &codes[step * L::STEP_BYTES..][..L::STEP_BYTES];
+                let at = (first_step + step) * panel.num_tokens + first;
+                let (words, x_scales) = (&panel.words[at..at + T], &panel.scales[at..at + T]);
+                let x_sums = &offset_sums::<L>(panel)[at * units..(at + T) * units];
+                let x_mins = &min_sums::<L>(panel)[at * units..(at + T) * units];
+                for half in 0..units {
+                    let mut dots = [_mm256_setzero_si256(); T];
+                    for (token, dot) in dots.iter_mut().enumerate() {
+                        *dot = start::<L>(x_sums[token * units + half]);
+                    }
+                    let groups = half * L::UNIT_GROUPS..(half + 1) * L::UNIT_GROUPS;
+                    for first in groups.step_by(narrow_groups::<L>()) {
+                        let mut narrow = [_mm256_setzero_si256(); T];
+                        for g in first..first + narrow_groups::<L>() {
+                            let codes = Codes::of::<L>(group::<L>(codes, g, side));
+                            for (narrow, words) in narrow.iter_mut().zip(words) {
+                                *narrow = _mm256_add_epi16(*narrow, codes.pair_sums::<L>(words[g]));
+                            }
+                        }
+                        for (dot, narrow) in dots.iter_mut().zip(narrow) {
+                            *dot = widen(*dot, narrow);
                         }
                     }
-                    for (dot, narrow) in dots.iter_mut().zip(narrow) {
-                        *dot = widen(*dot, narrow);
+                    let (scale, min) = block_scales.unit::<L>(scales, step * units + half, side);
+                    for token in 0..T {
+                        let x_min = x_mins[token * units + half];
+                        token_sums[token] =
+                            add_unit::<L>(token_sums[token], dots[token], scale, x_scales[token], min, x_min);
                     }
-                }
-                let scale = load_f32(side_of(&scales[half], side));
-                let min = load_f32(side_of(&mins[half], side));
-                for token in 0..T {
-                    let x_min = x_mins[token * units + half];
-                    token_sums[token] =
-                        add_unit::<F>(token_sums[token], dots[token], scale, x_scales[token], min, x_min);
                 }
             }
         }
         for (to, from) in sums[first..].iter_mut().zip(token_sums) {
             store_f32(from, side_of_mut(to, side));
+        }
+    }
+}
+
+/// Unpacks `steps` of a packed tile, whole blocks.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn unpack<L: Layout>(tile: Tile<'_>, steps: Range<usize>, scratch: &mut Scratch) {
+    let codes = &tile.codes[steps.start * L::STEP_BYTES..steps.end * L::STEP_BYTES];
+    for (packed, groups) in codes.chunks_exact(L::STEP_BYTES).zip(scratch.codes.chunks_exact_mut(STEP_GROUPS)) {
+        for (g, to) in groups.iter_mut().enumerate() {
+            for side in 0..2 {
+                store(group::<L>(packed, g, side), to, side);
+            }
+        }
+    }
+    let blocks = steps.start / L::BLOCK_STEPS..steps.end / L::BLOCK_STEPS;
+    let scales = &tile.scales[blocks.start * L::BLOCK_SCALE_BYTES..blocks.end * L::BLOCK_SCALE_BYTES];
+    let values_per_unit = if L::HAS_MIN { 2 } else { 1 };
+    let mut to = scratch.scales.chunks_exact_mut(values_per_unit * L::STEP_UNITS);
+    for packed in scales.chunks_exact(L::BLOCK_SCALE_BYTES) {
+        let sides = [BlockScales::load::<L>(packed, 0), BlockScales::load::<L>(packed, 1)];
+        for (step, to) in (0..L::BLOCK_STEPS).zip(&mut to) {
+            for half in 0..L::STEP_UNITS {
+                for (side, block_scales) in sides.iter().enumerate() {
+                    let (scale, min) = block_scales.unit::<L>(packed, step * L::STEP_UNITS + half, side);
+                    store(_mm256_castps_si256(scale), &mut to[half], side);
+                    if L::HAS_MIN {
+                        store(_mm256_castps_si256(min), &mut to[L::STEP_UNITS + half], side);
+                    }
+                }
+            }
         }
     }
 }
@@ -192,8 +151,8 @@ struct Codes {
 impl Codes {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    fn of<F: BlockFormat>(codes: __m256i) -> Self {
-        if F::CODE_BITS < 8 {
+    fn of<L: Layout>(codes: __m256i) -> Self {
+        if L::Format::CODE_BITS < 8 {
             return Self { unsigned: codes, signs: codes };
         }
         let signed = _mm256_xor_si256(codes, _mm256_set1_epi8(i8::MIN));
@@ -203,9 +162,9 @@ impl Codes {
     /// Sums of two products in 16 bits.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    fn pair_sums<F: BlockFormat>(self, word: i32) -> __m256i {
+    fn pair_sums<L: Layout>(self, word: i32) -> __m256i {
         let x = _mm256_set1_epi32(word);
-        let x = if F::CODE_BITS < 8 { x } else { _mm256_sign_epi8(x, self.signs) };
+        let x = if L::Format::CODE_BITS < 8 { x } else { _mm256_sign_epi8(x, self.signs) };
         _mm256_maddubs_epi16(self.unsigned, x)
     }
 }
@@ -219,8 +178,8 @@ fn widen(dot: __m256i, narrow: __m256i) -> __m256i {
 
 /// The sums of activations that belong to the units of the format's offset.
 #[inline(always)]
-fn offset_sums<F: BlockFormat>(panel: &Panel) -> &[i32] {
-    match F::STEP_UNITS {
+fn offset_sums<L: Layout>(panel: &Panel) -> &[i32] {
+    match L::STEP_UNITS {
         1 => &panel.negated_sums,
         _ => &panel.negated_half_sums,
     }
@@ -228,8 +187,8 @@ fn offset_sums<F: BlockFormat>(panel: &Panel) -> &[i32] {
 
 /// The sums of activations that belong to the units of the format's minima.
 #[inline(always)]
-fn min_sums<F: BlockFormat>(panel: &Panel) -> &[f32] {
-    match F::STEP_UNITS {
+fn min_sums<L: Layout>(panel: &Panel) -> &[f32] {
+    match L::STEP_UNITS {
         1 => &panel.scaled_sums,
         _ => &panel.scaled_half_sums,
     }
@@ -238,30 +197,30 @@ fn min_sums<F: BlockFormat>(panel: &Panel) -> &[f32] {
 /// What an integer sum starts from: the offset times the negated sum of the activations.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn start<F: BlockFormat>(negated_sum: i32) -> __m256i {
+fn start<L: Layout>(negated_sum: i32) -> __m256i {
     // 8-bit codes are signed by the time they are multiplied.
-    if F::HAS_MIN || F::CODE_BITS == 8 {
+    if L::HAS_MIN || L::Format::CODE_BITS == 8 {
         return _mm256_setzero_si256();
     }
-    let shift = _mm_cvtsi32_si128(F::OFFSET.trailing_zeros() as i32);
+    let shift = _mm_cvtsi32_si128(L::Format::OFFSET.trailing_zeros() as i32);
     _mm256_sll_epi32(_mm256_set1_epi32(negated_sum), shift)
 }
 
 /// `sum + dot * (scale * x_scale) + min * x_min`, in the order of the promise.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn add_unit<F: BlockFormat>(sum: __m256, dot: __m256i, scale: __m256, x_scale: f32, min: __m256, x_min: f32) -> __m256 {
+fn add_unit<L: Layout>(sum: __m256, dot: __m256i, scale: __m256, x_scale: f32, min: __m256, x_min: f32) -> __m256 {
     let scale = _mm256_mul_ps(scale, _mm256_set1_ps(x_scale));
     let sum = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot), scale, sum);
-    if F::HAS_MIN { _mm256_fmadd_ps(min, _mm256_set1_ps(x_min), sum) } else { sum }
+    if L::HAS_MIN { _mm256_fmadd_ps(min, _mm256_set1_ps(x_min), sum) } else { sum }
 }
 
 /// Side `side` of group `g` of a packed step.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn group<F: BlockFormat>(packed: &[u8], g: usize, side: usize) -> __m256i {
+fn group<L: Layout>(packed: &[u8], g: usize, side: usize) -> __m256i {
     let at = side * HALF_GROUP;
-    match F::CODE_BITS {
+    match L::STORED_BITS {
         2 => field(packed, at + g / 4 * GROUP_BYTES, 2 * (g % 4), 3, 0),
         3 => _mm256_or_si256(
             field(packed, at + g / 4 * GROUP_BYTES, 2 * (g % 4), 3, 0),
@@ -296,7 +255,7 @@ fn field(packed: &[u8], at: usize, from: usize, mask: i8, to: usize) -> __m256i 
     _mm256_and_si256(moved, _mm256_set1_epi8(mask << to))
 }
 
-/// `d` and `m` of a block for the 8 rows of one side.
+/// `d` and `m` of a packed block for the 8 rows of one side; zero where there are none.
 struct BlockScales {
     d: __m256,
     m: __m256,
@@ -305,25 +264,32 @@ struct BlockScales {
 impl BlockScales {
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    fn load<F: BlockFormat>(packed: &[u8], side: usize) -> Self {
-        let at = 2 * LANES * side;
-        let d = _mm256_cvtph_ps(load_16(part(packed, at)));
-        let m =
-            if F::HAS_MIN { _mm256_cvtph_ps(load_16(part(packed, 2 * TILE_ROWS + at))) } else { _mm256_setzero_ps() };
-        Self { d, m }
+    fn load<L: Layout>(packed: &[u8], side: usize) -> Self {
+        let half = |at: usize| _mm256_cvtph_ps(load_16(part(packed, at + 2 * LANES * side)));
+        match L::SCALES {
+            ScaleLayout::Float => Self { d: _mm256_setzero_ps(), m: _mm256_setzero_ps() },
+            ScaleLayout::Packed(_) if L::HAS_MIN => Self { d: half(0), m: half(2 * TILE_ROWS) },
+            ScaleLayout::Packed(_) => Self { d: half(0), m: _mm256_setzero_ps() },
+        }
     }
 
     /// Scale and minimum of unit `unit`.
     #[inline]
     #[target_feature(enable = "avx2,fma,f16c")]
-    fn unit<F: BlockFormat>(&self, packed: &[u8], unit: usize, side: usize) -> (__m256, __m256) {
-        let at = F::UNITS_AT + unit * F::UNIT_BYTES + LANES * side;
-        match F::SCALES {
-            Scales::Plain | Scales::WithMin => (self.d, self.m),
-            Scales::Sub => (_mm256_mul_ps(self.d, signed(part(packed, at))), _mm256_setzero_ps()),
-            Scales::SubWithMin => {
+    fn unit<L: Layout>(&self, packed: &[u8], unit: usize, side: usize) -> (__m256, __m256) {
+        let at = L::Format::UNITS_AT + unit * L::Format::UNIT_BYTES + LANES * side;
+        match L::SCALES {
+            ScaleLayout::Packed(Scales::Plain | Scales::WithMin) => (self.d, self.m),
+            ScaleLayout::Packed(Scales::Sub) => (_mm256_mul_ps(self.d, signed(part(packed, at))), self.m),
+            ScaleLayout::Packed(Scales::SubWithMin) => {
                 let min = _mm256_mul_ps(self.m, signed(part(packed, at + TILE_ROWS)));
                 (_mm256_mul_ps(self.d, signed(part(packed, at))), _mm256_xor_ps(min, _mm256_set1_ps(-0.0)))
+            }
+            ScaleLayout::Float => {
+                let value = |unit: usize| {
+                    _mm256_castsi256_ps(load_bytes(part(packed, unit * UNIT_SCALE_BYTES + HALF_GROUP * side)))
+                };
+                (value(unit), if L::HAS_MIN { value(L::BLOCK_UNITS + unit) } else { self.m })
             }
         }
     }
@@ -352,12 +318,6 @@ fn side_of(sums: &Sums, side: usize) -> &[f32; LANES] {
 #[inline(always)]
 fn side_of_mut(sums: &mut Sums, side: usize) -> &mut [f32; LANES] {
     &mut sums.as_chunks_mut().0[side]
-}
-
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn load(group: &[u8; GROUP_BYTES], side: usize) -> __m256i {
-    load_bytes(&group.as_chunks().0[side])
 }
 
 #[inline]

@@ -4,7 +4,7 @@
 //! 1. A lane's four products of a group are one `vpdpbusd`, unsigned codes with signed activations; integers are exact in
 //!    any order.
 //! 2. The offset's share is what the integer sums start from.
-//! 3. [`one_token`] unpacks groups in registers on their way from memory and stores nothing.
+//! 3. Packed groups are unpacked in registers on their way from memory.
 //!
 //! The functions are safe: they may be *called* only where the CPU has the features, which is the caller's proof.
 
@@ -12,91 +12,31 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::Sums;
-use super::unpacked::Unpacked;
+use super::layout::{Layout, ScaleLayout, Scratch, UNIT_SCALE_BYTES};
 use crate::activations::{PANEL_TOKENS, Panel};
 use crate::dequantize::{BlockFormat, Scales};
 use crate::matrix::packing::{AFTER_NIBBLES, AFTER_PAIRS, GROUP_BYTES, Packing, STEP_GROUPS};
 use crate::matrix::{TILE_ROWS, Tile};
 
-/// Groups of a unit.
-const fn unit_groups<F: BlockFormat>() -> usize {
-    STEP_GROUPS / F::STEP_UNITS
-}
-
-/// All columns, one token.
+/// Adds the products of steps `steps` of every token in `panel` to the token's sums; `tile` starts at the first of them.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub(super) fn one_token<F: BlockFormat>(tile: Tile<'_>, panel: &Panel, sums: &mut Sums) {
-    let mut sum = load_f32(sums);
-    let blocks = tile.codes.chunks_exact(F::BLOCK_CODE_BYTES).zip(tile.scales.chunks_exact(F::BLOCK_SCALE_BYTES));
-    let x = panel.words.chunks_exact(F::BLOCK_STEPS).zip(panel.scales.chunks_exact(F::BLOCK_STEPS));
-    let x_sums = offset_sums::<F>(panel).chunks_exact(F::BLOCK_STEPS * F::STEP_UNITS);
-    let x_mins = min_sums::<F>(panel).chunks_exact(F::BLOCK_STEPS * F::STEP_UNITS);
-    for ((((codes, scales), (words, x_scales)), x_sums), x_mins) in blocks.zip(x).zip(x_sums).zip(x_mins) {
-        let block_scales = BlockScales::load::<F>(scales);
-        for step in 0..F::BLOCK_STEPS {
-            let codes = &codes[step * F::STEP_BYTES..][..F::STEP_BYTES];
-            for half in 0..F::STEP_UNITS {
-                let unit = step * F::STEP_UNITS + half;
-                let mut dot = start::<F>(x_sums[unit]);
-                let groups = half * unit_groups::<F>()..(half + 1) * unit_groups::<F>();
-                for (g, &word) in groups.clone().zip(&words[step][groups]) {
-                    dot = _mm512_dpbusd_epi32(dot, group::<F>(codes, g), _mm512_set1_epi32(word));
-                }
-                let (scale, min) = block_scales.unit::<F>(scales, unit);
-                sum = add_unit::<F>(sum, dot, scale, x_scales[step], min, x_mins[unit]);
-            }
-        }
-    }
-    store_f32(sum, sums);
-}
-
-/// Unpacks `steps`, whole blocks.
-#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub(super) fn unpack<F: BlockFormat>(tile: Tile<'_>, steps: Range<usize>, unpacked: &mut Unpacked) {
-    let codes = &tile.codes[steps.start * F::STEP_BYTES..steps.end * F::STEP_BYTES];
-    for (packed, groups) in codes.chunks_exact(F::STEP_BYTES).zip(unpacked.codes.chunks_exact_mut(STEP_GROUPS)) {
-        for (g, to) in groups.iter_mut().enumerate() {
-            store(group::<F>(packed, g), to);
-        }
-    }
-    let blocks = steps.start / F::BLOCK_STEPS..steps.end / F::BLOCK_STEPS;
-    let scales = &tile.scales[blocks.start * F::BLOCK_SCALE_BYTES..blocks.end * F::BLOCK_SCALE_BYTES];
-    let block_units = F::BLOCK_STEPS * F::STEP_UNITS;
-    let units = unpacked.scales.chunks_exact_mut(block_units).zip(unpacked.mins.chunks_exact_mut(block_units));
-    for (packed, (scales, mins)) in scales.chunks_exact(F::BLOCK_SCALE_BYTES).zip(units) {
-        let block_scales = BlockScales::load::<F>(packed);
-        for unit in 0..block_units {
-            let (scale, min) = block_scales.unit::<F>(packed, unit);
-            store_f32(scale, &mut scales[unit]);
-            store_f32(min, &mut mins[unit]);
-        }
-    }
-}
-
-/// `steps`, unpacked, with every token of the panel.
-#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub(super) fn tokens<F: BlockFormat>(
-    unpacked: &Unpacked,
-    steps: Range<usize>,
-    panel: &Panel,
-    sums: &mut [Sums; PANEL_TOKENS],
-) {
+pub(super) fn tokens<L: Layout>(tile: Tile<'_>, steps: Range<usize>, panel: &Panel, sums: &mut [Sums; PANEL_TOKENS]) {
     match panel.num_tokens {
-        1 => num_tokens::<F, 1>(unpacked, steps, panel, sums),
-        2 => num_tokens::<F, 2>(unpacked, steps, panel, sums),
-        3 => num_tokens::<F, 3>(unpacked, steps, panel, sums),
-        4 => num_tokens::<F, 4>(unpacked, steps, panel, sums),
-        5 => num_tokens::<F, 5>(unpacked, steps, panel, sums),
-        6 => num_tokens::<F, 6>(unpacked, steps, panel, sums),
-        7 => num_tokens::<F, 7>(unpacked, steps, panel, sums),
-        _ => num_tokens::<F, 8>(unpacked, steps, panel, sums),
+        1 => num_tokens::<L, 1>(tile, steps, panel, sums),
+        2 => num_tokens::<L, 2>(tile, steps, panel, sums),
+        3 => num_tokens::<L, 3>(tile, steps, panel, sums),
+        4 => num_tokens::<L, 4>(tile, steps, panel, sums),
+        5 => num_tokens::<L, 5>(tile, steps, panel, sums),
+        6 => num_tokens::<L, 6>(tile, steps, panel, sums),
+        7 => num_tokens::<L, 7>(tile, steps, panel, sums),
+        _ => num_tokens::<L, 8>(tile, steps, panel, sums),
     }
 }
 
-/// [`tokens`] with their number known: sums and integer sums of `T` tokens are registers.
+/// [`tokens`] with their number known: the sums and integer sums of `T` tokens are registers.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn num_tokens<F: BlockFormat, const T: usize>(
-    unpacked: &Unpacked,
+fn num_tokens<L: Layout, const T: usize>(
+    tile: Tile<'_>,
     steps: Range<usize>,
     panel: &Panel,
     sums: &mut [Sums; PANEL_TOKENS],
@@ -105,32 +45,37 @@ fn num_tokens<F: BlockFormat, const T: usize>(
     for (to, from) in token_sums.iter_mut().zip(sums.iter()) {
         *to = load_f32(from);
     }
-    let (from, to) = (steps.start * T, steps.end * T);
-    let units = F::STEP_UNITS;
-    let weights = unpacked
-        .codes
-        .chunks_exact(STEP_GROUPS)
-        .zip(unpacked.scales.chunks_exact(units))
-        .zip(unpacked.mins.chunks_exact(units));
-    let x = panel.words[from..to].chunks_exact(T).zip(panel.scales[from..to].chunks_exact(T));
-    let x_sums = offset_sums::<F>(panel)[from * units..to * units].chunks_exact(T * units);
-    let x_mins = min_sums::<F>(panel)[from * units..to * units].chunks_exact(T * units);
-    for (((words, x_scales), (x_sums, x_mins)), ((codes, scales), mins)) in x.zip(x_sums.zip(x_mins)).zip(weights) {
-        for half in 0..units {
-            let mut dots = [_mm512_setzero_si512(); T];
-            for (token, dot) in dots.iter_mut().enumerate() {
-                *dot = start::<F>(x_sums[token * units + half]);
-            }
-            for g in half * unit_groups::<F>()..(half + 1) * unit_groups::<F>() {
-                let codes = load(&codes[g]);
-                for (dot, words) in dots.iter_mut().zip(words) {
-                    *dot = _mm512_dpbusd_epi32(*dot, codes, _mm512_set1_epi32(words[g]));
+    let blocks =
+        tile.codes.chunks_exact(L::STEP_BYTES * L::BLOCK_STEPS).zip(tile.scales.chunks_exact(L::BLOCK_SCALE_BYTES));
+    let (from, to, units) = (steps.start * T, steps.end * T, L::STEP_UNITS);
+    let x = panel.words[from..to]
+        .chunks_exact(L::BLOCK_STEPS * T)
+        .zip(panel.scales[from..to].chunks_exact(L::BLOCK_STEPS * T));
+    let x_sums = offset_sums::<L>(panel)[from * units..to * units].chunks_exact(L::BLOCK_UNITS * T);
+    let x_mins = min_sums::<L>(panel)[from * units..to * units].chunks_exact(L::BLOCK_UNITS * T);
+    for (((words, x_scales), (x_sums, x_mins)), (codes, scales)) in x.zip(x_sums.zip(x_mins)).zip(blocks) {
+        let block_scales = BlockScales::load::<L>(scales);
+        for step in 0..L::BLOCK_STEPS {
+            let codes = &codes[step * L::STEP_BYTES..][..L::STEP_BYTES];
+            let (words, x_scales) = (&words[step * T..][..T], &x_scales[step * T..][..T]);
+            let (x_sums, x_mins) = (&x_sums[step * T * units..][..T * units], &x_mins[step * T * units..][..T * units]);
+            for half in 0..units {
+                let mut dots = [_mm512_setzero_si512(); T];
+                for (token, dot) in dots.iter_mut().enumerate() {
+                    *dot = start::<L>(x_sums[token * units + half]);
                 }
-            }
-            let (scale, min) = (load_f32(&scales[half]), load_f32(&mins[half]));
-            for token in 0..T {
-                let x_min = x_mins[token * units + half];
-                token_sums[token] = add_unit::<F>(token_sums[token], dots[token], scale, x_scales[token], min, x_min);
+                for g in half * L::UNIT_GROUPS..(half + 1) * L::UNIT_GROUPS {
+                    let codes = group::<L>(codes, g);
+                    for (dot, words) in dots.iter_mut().zip(words) {
+                        *dot = _mm512_dpbusd_epi32(*dot, codes, _mm512_set1_epi32(words[g]));
+                    }
+                }
+                let (scale, min) = block_scales.unit::<L>(scales, step * units + half);
+                for token in 0..T {
+                    let x_min = x_mins[token * units + half];
+                    token_sums[token] =
+                        add_unit::<L>(token_sums[token], dots[token], scale, x_scales[token], min, x_min);
+                }
             }
         }
     }
@@ -139,10 +84,37 @@ fn num_tokens<F: BlockFormat, const T: usize>(
     }
 }
 
+/// Unpacks `steps` of a packed tile, whole blocks.
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+pub(super) fn unpack<L: Layout>(tile: Tile<'_>, steps: Range<usize>, scratch: &mut Scratch) {
+    let codes = &tile.codes[steps.start * L::STEP_BYTES..steps.end * L::STEP_BYTES];
+    for (packed, groups) in codes.chunks_exact(L::STEP_BYTES).zip(scratch.codes.chunks_exact_mut(STEP_GROUPS)) {
+        for (g, to) in groups.iter_mut().enumerate() {
+            store(group::<L>(packed, g), to);
+        }
+    }
+    let blocks = steps.start / L::BLOCK_STEPS..steps.end / L::BLOCK_STEPS;
+    let scales = &tile.scales[blocks.start * L::BLOCK_SCALE_BYTES..blocks.end * L::BLOCK_SCALE_BYTES];
+    let values_per_unit = if L::HAS_MIN { 2 } else { 1 };
+    let mut to = scratch.scales.chunks_exact_mut(values_per_unit * L::STEP_UNITS);
+    for packed in scales.chunks_exact(L::BLOCK_SCALE_BYTES) {
+        let block_scales = BlockScales::load::<L>(packed);
+        for (step, to) in (0..L::BLOCK_STEPS).zip(&mut to) {
+            for half in 0..L::STEP_UNITS {
+                let (scale, min) = block_scales.unit::<L>(packed, step * L::STEP_UNITS + half);
+                store(_mm512_castps_si512(scale), &mut to[half]);
+                if L::HAS_MIN {
+                    store(_mm512_castps_si512(min), &mut to[L::STEP_UNITS + half]);
+                }
+            }
+        }
+    }
+}
+
 /// The sums of activations that belong to the units of the format's offset.
 #[inline(always)]
-fn offset_sums<F: BlockFormat>(panel: &Panel) -> &[i32] {
-    match F::STEP_UNITS {
+fn offset_sums<L: Layout>(panel: &Panel) -> &[i32] {
+    match L::STEP_UNITS {
         1 => &panel.negated_sums,
         _ => &panel.negated_half_sums,
     }
@@ -150,8 +122,8 @@ fn offset_sums<F: BlockFormat>(panel: &Panel) -> &[i32] {
 
 /// The sums of activations that belong to the units of the format's minima.
 #[inline(always)]
-fn min_sums<F: BlockFormat>(panel: &Panel) -> &[f32] {
-    match F::STEP_UNITS {
+fn min_sums<L: Layout>(panel: &Panel) -> &[f32] {
+    match L::STEP_UNITS {
         1 => &panel.scaled_sums,
         _ => &panel.scaled_half_sums,
     }
@@ -160,27 +132,27 @@ fn min_sums<F: BlockFormat>(panel: &Panel) -> &[f32] {
 /// What an integer sum starts from: the offset times the negated sum of the activations.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn start<F: BlockFormat>(negated_sum: i32) -> __m512i {
-    if F::HAS_MIN {
+fn start<L: Layout>(negated_sum: i32) -> __m512i {
+    if L::HAS_MIN {
         return _mm512_setzero_si512();
     }
-    _mm512_sll_epi32(_mm512_set1_epi32(negated_sum), shift_count(F::OFFSET.trailing_zeros() as usize))
+    _mm512_sll_epi32(_mm512_set1_epi32(negated_sum), shift_count(L::Format::OFFSET.trailing_zeros() as usize))
 }
 
 /// `sum + dot * (scale * x_scale) + min * x_min`, in the order of the promise.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn add_unit<F: BlockFormat>(sum: __m512, dot: __m512i, scale: __m512, x_scale: f32, min: __m512, x_min: f32) -> __m512 {
+fn add_unit<L: Layout>(sum: __m512, dot: __m512i, scale: __m512, x_scale: f32, min: __m512, x_min: f32) -> __m512 {
     let scale = _mm512_mul_ps(scale, _mm512_set1_ps(x_scale));
     let sum = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), scale, sum);
-    if F::HAS_MIN { _mm512_fmadd_ps(min, _mm512_set1_ps(x_min), sum) } else { sum }
+    if L::HAS_MIN { _mm512_fmadd_ps(min, _mm512_set1_ps(x_min), sum) } else { sum }
 }
 
 /// Group `g` of a packed step.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn group<F: BlockFormat>(packed: &[u8], g: usize) -> __m512i {
-    match F::CODE_BITS {
+fn group<L: Layout>(packed: &[u8], g: usize) -> __m512i {
+    match L::STORED_BITS {
         2 => field(packed, g / 4 * GROUP_BYTES, 2 * (g % 4), 3, 0),
         3 => {
             _mm512_or_si512(field(packed, g / 4 * GROUP_BYTES, 2 * (g % 4), 3, 0), field(packed, AFTER_PAIRS, g, 1, 2))
@@ -220,7 +192,7 @@ fn shift_count(count: usize) -> __m128i {
     _mm_cvtsi32_si128(count as i32)
 }
 
-/// `d` and `m` of a block for the 16 rows.
+/// `d` and `m` of a packed block for the 16 rows; zero where there are none.
 struct BlockScales {
     d: __m512,
     m: __m512,
@@ -229,24 +201,30 @@ struct BlockScales {
 impl BlockScales {
     #[inline]
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-    fn load<F: BlockFormat>(packed: &[u8]) -> Self {
-        let d = _mm512_cvtph_ps(load_halves(part(packed, 0)));
-        let m =
-            if F::HAS_MIN { _mm512_cvtph_ps(load_halves(part(packed, 2 * TILE_ROWS))) } else { _mm512_setzero_ps() };
-        Self { d, m }
+    fn load<L: Layout>(packed: &[u8]) -> Self {
+        let half = |at: usize| _mm512_cvtph_ps(load_halves(part(packed, at)));
+        match L::SCALES {
+            ScaleLayout::Float => Self { d: _mm512_setzero_ps(), m: _mm512_setzero_ps() },
+            ScaleLayout::Packed(_) if L::HAS_MIN => Self { d: half(0), m: half(2 * TILE_ROWS) },
+            ScaleLayout::Packed(_) => Self { d: half(0), m: _mm512_setzero_ps() },
+        }
     }
 
     /// Scale and minimum of unit `unit`.
     #[inline]
     #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-    fn unit<F: BlockFormat>(&self, packed: &[u8], unit: usize) -> (__m512, __m512) {
-        let at = F::UNITS_AT + unit * F::UNIT_BYTES;
-        match F::SCALES {
-            Scales::Plain | Scales::WithMin => (self.d, self.m),
-            Scales::Sub => (_mm512_mul_ps(self.d, signed(part(packed, at))), _mm512_setzero_ps()),
-            Scales::SubWithMin => {
+    fn unit<L: Layout>(&self, packed: &[u8], unit: usize) -> (__m512, __m512) {
+        let at = L::Format::UNITS_AT + unit * L::Format::UNIT_BYTES;
+        match L::SCALES {
+            ScaleLayout::Packed(Scales::Plain | Scales::WithMin) => (self.d, self.m),
+            ScaleLayout::Packed(Scales::Sub) => (_mm512_mul_ps(self.d, signed(part(packed, at))), self.m),
+            ScaleLayout::Packed(Scales::SubWithMin) => {
                 let min = _mm512_mul_ps(self.m, signed(part(packed, at + TILE_ROWS)));
                 (_mm512_mul_ps(self.d, signed(part(packed, at))), _mm512_xor_ps(min, _mm512_set1_ps(-0.0)))
+            }
+            ScaleLayout::Float => {
+                let value = |unit: usize| _mm512_castsi512_ps(load(part(packed, unit * UNIT_SCALE_BYTES)));
+                (value(unit), if L::HAS_MIN { value(L::BLOCK_UNITS + unit) } else { self.m })
             }
         }
     }

@@ -4,10 +4,7 @@
 
 use std::ops::Range;
 
-use half::slice::HalfFloatSliceExt;
-use half::{bf16, f16};
-
-use super::unpacked::{UNPACKED_STEPS, Unpacked};
+use super::layout::{Packed, STRETCH_STEPS, Scratch};
 use super::{Sums, scalar};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2, avx512};
@@ -25,7 +22,7 @@ pub(super) const FLOAT_TOKENS: usize = 4;
 /// chains of additions.
 const PART_COLS: usize = 32;
 
-const _: () = assert!(FLOAT_COLS <= UNPACKED_STEPS * STEP_COLS && FLOAT_COLS.is_multiple_of(PART_COLS));
+const _: () = assert!(FLOAT_COLS <= STRETCH_STEPS * STEP_COLS && FLOAT_COLS.is_multiple_of(PART_COLS));
 
 /// Up to [`FLOAT_COLS`] columns of 16 rows as f32.
 #[repr(C, align(64))]
@@ -37,58 +34,47 @@ impl FloatTile {
     }
 }
 
-pub(super) fn weights_f32(w: &Matrix, tile: usize, cols: Range<usize>, weights: &mut FloatTile) {
-    let weights = weights.0[..cols.len()].as_flattened_mut();
-    let (elements, _) = elements(w.tile(tile), 4, cols).as_chunks::<4>();
-    for (weight, &element) in weights.iter_mut().zip(elements) {
-        *weight = f32::from_le_bytes(element);
-    }
-}
-
-pub(super) fn weights_f16(w: &Matrix, tile: usize, cols: Range<usize>, weights: &mut FloatTile) {
-    for (weights, elements) in weights.0.iter_mut().zip(elements(w.tile(tile), 2, cols).chunks_exact(2 * TILE_ROWS)) {
-        let (elements, _) = elements.as_chunks::<2>();
-        let halves: [f16; TILE_ROWS] = std::array::from_fn(|lane| f16::from_le_bytes(elements[lane]));
-        halves.convert_to_f32_slice(weights);
-    }
-}
-
-pub(super) fn weights_bf16(w: &Matrix, tile: usize, cols: Range<usize>, weights: &mut FloatTile) {
-    let weights = weights.0[..cols.len()].as_flattened_mut();
-    let (elements, _) = elements(w.tile(tile), 2, cols).as_chunks::<2>();
-    for (weight, &element) in weights.iter_mut().zip(elements) {
-        *weight = bf16::from_le_bytes(element).to_f32();
-    }
-}
-
-/// The elements of columns `cols`, `width` bytes each.
-fn elements(tile: Tile<'_>, width: usize, cols: Range<usize>) -> &[u8] {
-    &tile.codes[cols.start * TILE_ROWS * width..cols.end * TILE_ROWS * width]
-}
-
 /// Defines a kernel for every instruction set from its plain Rust.
 macro_rules! compiled_per_isa {
     ($(#[$doc:meta])* [$scalar:ident, $avx2:ident, $avx512:ident] $(<$f:ident>)?
         ($($arg:ident: $ty:ty),*) $body:path, $($unpack:ident)?) => {
         $(#[$doc])*
         pub(super) fn $scalar$(<$f: BlockFormat>)?($($arg: $ty),*) {
-            $body($($arg,)* $(scalar::$unpack::<$f>)?);
+            $body($($arg,)* $(scalar::$unpack::<Packed<$f>>)?);
         }
 
         $(#[$doc])*
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avx2,fma,f16c")]
         pub(super) fn $avx2$(<$f: BlockFormat>)?($($arg: $ty),*) {
-            $body($($arg,)* $(|tile, steps, unpacked: &mut Unpacked| avx2::$unpack::<$f>(tile, steps, unpacked))?);
+            $body($($arg,)* $(|tile, steps, scratch: &mut Scratch| avx2::$unpack::<Packed<$f>>(tile, steps, scratch))?);
         }
 
         $(#[$doc])*
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
         pub(super) fn $avx512$(<$f: BlockFormat>)?($($arg: $ty),*) {
-            $body($($arg,)* $(|tile, steps, unpacked: &mut Unpacked| avx512::$unpack::<$f>(tile, steps, unpacked))?);
+            $body($($arg,)* $(|tile, steps, scratch: &mut Scratch| avx512::$unpack::<Packed<$f>>(tile, steps, scratch))?);
         }
     };
+}
+
+compiled_per_isa! {
+    /// Reads columns `cols` of a tile of F32.
+    [f32_scalar, f32_avx2, f32_avx512]
+    (w: &Matrix, tile: usize, cols: Range<usize>, weights: &mut FloatTile) f32_weights,
+}
+
+compiled_per_isa! {
+    /// Widens columns `cols` of a tile of F16.
+    [f16_scalar, f16_avx2, f16_avx512]
+    (w: &Matrix, tile: usize, cols: Range<usize>, weights: &mut FloatTile) f16_weights,
+}
+
+compiled_per_isa! {
+    /// Widens columns `cols` of a tile of BF16.
+    [bf16_scalar, bf16_avx2, bf16_avx512]
+    (w: &Matrix, tile: usize, cols: Range<usize>, weights: &mut FloatTile) bf16_weights,
 }
 
 compiled_per_isa! {
@@ -104,30 +90,72 @@ compiled_per_isa! {
 }
 
 #[inline(always)]
+fn f32_weights(w: &Matrix, tile: usize, cols: Range<usize>, weights: &mut FloatTile) {
+    convert(w.tile(tile), cols, weights, f32::from_le_bytes);
+}
+
+#[inline(always)]
+fn f16_weights(w: &Matrix, tile: usize, cols: Range<usize>, weights: &mut FloatTile) {
+    convert(w.tile(tile), cols, weights, |bytes| f16_to_f32(u16::from_le_bytes(bytes)));
+}
+
+#[inline(always)]
+fn bf16_weights(w: &Matrix, tile: usize, cols: Range<usize>, weights: &mut FloatTile) {
+    convert(w.tile(tile), cols, weights, |bytes| f32::from_bits(u32::from(u16::from_le_bytes(bytes)) << 16));
+}
+
+/// Converts elements of `N` bytes.
+#[inline(always)]
+fn convert<const N: usize>(
+    tile: Tile<'_>,
+    cols: Range<usize>,
+    weights: &mut FloatTile,
+    value: impl Fn([u8; N]) -> f32,
+) {
+    let (elements, _) = tile.codes[cols.start * TILE_ROWS * N..cols.end * TILE_ROWS * N].as_chunks::<N>();
+    for (weight, &element) in weights.0.as_flattened_mut().iter_mut().zip(elements) {
+        *weight = value(element);
+    }
+}
+
+/// Half precision to single, in operations that a compiler turns into vector ones: the exponents' difference is a
+/// multiplication by 2^112, which normalises denormals too.
+#[inline(always)]
+fn f16_to_f32(bits: u16) -> f32 {
+    let (sign, rest) = (u32::from(bits & 0x8000) << 16, u32::from(bits & 0x7fff) << 13);
+    let magnitude = (f32::from_bits(rest) * f32::from_bits(0x7780_0000)).to_bits();
+    let not_finite = if rest >= 0x0f80_0000 { 0x7f80_0000 } else { 0 };
+    f32::from_bits(sign | magnitude | not_finite)
+}
+
+#[inline(always)]
 fn dequantised<F: BlockFormat>(
     w: &Matrix,
     tile: usize,
     cols: Range<usize>,
     weights: &mut FloatTile,
-    unpack: impl Fn(Tile<'_>, Range<usize>, &mut Unpacked),
+    unpack: impl Fn(Tile<'_>, Range<usize>, &mut Scratch),
 ) {
-    let mut unpacked = Unpacked::zeroed();
-    unpack(w.tile(tile), cols.start / STEP_COLS..cols.end / STEP_COLS, &mut unpacked);
-    let num_steps = cols.len() / STEP_COLS;
-    for step in 0..num_steps {
-        for group in 0..STEP_GROUPS {
-            let unit = step * F::STEP_UNITS + group * F::STEP_UNITS / STEP_GROUPS;
-            let (codes, scales, mins) =
-                (&unpacked.codes[step * STEP_GROUPS + group], &unpacked.scales[unit], &unpacked.mins[unit]);
-            for i in 0..4 {
-                let weights = &mut weights.0[step * STEP_COLS + group * 4 + i];
-                for lane in 0..TILE_ROWS {
-                    let code = codes[lane * 4 + i];
+    let mut scratch = Scratch::zeroed();
+    unpack(w.tile(tile), cols.start / STEP_COLS..cols.end / STEP_COLS, &mut scratch);
+    let units = F::STEP_UNITS;
+    let steps = scratch
+        .codes
+        .chunks_exact(STEP_GROUPS)
+        .zip(scratch.scales.chunks_exact(if F::HAS_MIN { 2 * units } else { units }))
+        .zip(weights.0.chunks_exact_mut(STEP_COLS));
+    for ((codes, scales), weights) in steps.take(cols.len() / STEP_COLS) {
+        for (group, weights) in weights.chunks_exact_mut(4).enumerate() {
+            let unit = group * units / STEP_GROUPS;
+            let value = |unit: usize, lane: usize| f32::from_le_bytes(scales[unit].as_chunks().0[lane]);
+            for (i, weights) in weights.iter_mut().enumerate() {
+                for (lane, weight) in weights.iter_mut().enumerate() {
+                    let code = codes[group][lane * 4 + i];
                     // The two roundings of `UnitScales::value`.
-                    weights[lane] = if F::HAS_MIN {
-                        scales[lane] * f32::from(code) + mins[lane]
+                    *weight = if F::HAS_MIN {
+                        value(unit, lane) * f32::from(code) + value(units + unit, lane)
                     } else {
-                        scales[lane] * f32::from(i16::from(code) - i16::from(F::OFFSET))
+                        value(unit, lane) * f32::from(i16::from(code) - i16::from(F::OFFSET))
                     };
                 }
             }
@@ -163,6 +191,19 @@ fn product_of<const T: usize>(x: [&[f32]; T], weights: &FloatTile, sums: &mut [S
             for lane in 0..TILE_ROWS {
                 sums[token][lane] += parts[token][lane];
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_half_widens_as_the_half_crate_has_it() {
+        for bits in 0..=u16::MAX {
+            let (got, expected) = (f16_to_f32(bits), half::f16::from_bits(bits).to_f32());
+            assert!(got.to_bits() == expected.to_bits() || got.is_nan() && expected.is_nan(), "{bits:04x}");
         }
     }
 }

@@ -1,14 +1,13 @@
 //! The table of kernels: which function multiplies which type on which instruction set.
 //!
-//! Adding an instruction set: a module beside [`super::avx2`] with `one_token`, `unpack` and `tokens`, and an arm in each
-//! `of` below.
+//! Adding an instruction set: a module beside [`super::avx2`] with `tokens` and `unpack`, and an arm in each `of` below.
 
 use std::ops::Range;
 
 use super::Sums;
 use super::float::{self, FLOAT_TOKENS, FloatTile};
+use super::layout::{Packed, Scratch, Unpacked};
 use super::scalar;
-use super::unpacked::Unpacked;
 #[cfg(target_arch = "x86_64")]
 use super::{avx2, avx512};
 use crate::activations::{PANEL_TOKENS, Panel};
@@ -17,9 +16,8 @@ use crate::isa::{Isa, Level};
 use crate::matrix::{Matrix, Tile};
 use crate::weight_type::WeightType;
 
-type OneToken = unsafe fn(Tile<'_>, &Panel, &mut Sums);
-type Unpack = unsafe fn(Tile<'_>, Range<usize>, &mut Unpacked);
-type Tokens = unsafe fn(&Unpacked, Range<usize>, &Panel, &mut [Sums; PANEL_TOKENS]);
+type Tokens = unsafe fn(Tile<'_>, Range<usize>, &Panel, &mut [Sums; PANEL_TOKENS]);
+type Unpack = unsafe fn(Tile<'_>, Range<usize>, &mut Scratch);
 
 /// The int8 kernels of one quantised type on one instruction set.
 ///
@@ -27,9 +25,9 @@ type Tokens = unsafe fn(&Unpacked, Range<usize>, &Panel, &mut [Sums; PANEL_TOKEN
 /// [`Kernels::of`] was handed the [`Isa`].
 #[derive(Clone, Copy)]
 pub(super) struct Kernels {
-    one_token: OneToken,
+    packed: Tokens,
     unpack: Unpack,
-    tokens: Tokens,
+    unpacked: Tokens,
 }
 
 impl Kernels {
@@ -39,43 +37,46 @@ impl Kernels {
     }
 
     fn of_format<F: BlockFormat>(isa: Isa) -> Kernels {
+        macro_rules! of_module {
+            ($isa:ident) => {
+                Kernels {
+                    packed: $isa::tokens::<Packed<F>>,
+                    unpack: $isa::unpack::<Packed<F>>,
+                    unpacked: $isa::tokens::<Unpacked<F>>,
+                }
+            };
+        }
         match isa.level() {
-            Level::Scalar => {
-                Kernels { one_token: scalar::one_token::<F>, unpack: scalar::unpack::<F>, tokens: scalar::tokens::<F> }
-            }
+            Level::Scalar => of_module!(scalar),
             #[cfg(target_arch = "x86_64")]
-            Level::Avx2 => {
-                Kernels { one_token: avx2::one_token::<F>, unpack: avx2::unpack::<F>, tokens: avx2::tokens::<F> }
-            }
+            Level::Avx2 => of_module!(avx2),
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512 => {
-                Kernels { one_token: avx512::one_token::<F>, unpack: avx512::unpack::<F>, tokens: avx512::tokens::<F> }
-            }
+            Level::Avx512 => of_module!(avx512),
         }
     }
 
-    /// Adds the products of all columns of `tile` with the only token of `panel` to `sums`.
-    pub(super) fn one_token(self, tile: Tile<'_>, panel: &Panel, sums: &mut Sums) {
+    /// Adds the products of all `num_steps` steps of `tile` with each token of `panel` to the token's `sums`.
+    pub(super) fn packed(self, tile: Tile<'_>, num_steps: usize, panel: &Panel, sums: &mut [Sums; PANEL_TOKENS]) {
         // SAFETY: the CPU has the instruction set, by the invariant.
-        unsafe { (self.one_token)(tile, panel, sums) }
+        unsafe { (self.packed)(tile, 0..num_steps, panel, sums) }
     }
 
     /// Unpacks `steps` of `tile`, which start and end with a block.
-    pub(super) fn unpack(self, tile: Tile<'_>, steps: Range<usize>, unpacked: &mut Unpacked) {
+    pub(super) fn unpack(self, tile: Tile<'_>, steps: Range<usize>, scratch: &mut Scratch) {
         // SAFETY: the CPU has the instruction set, by the invariant.
-        unsafe { (self.unpack)(tile, steps, unpacked) }
+        unsafe { (self.unpack)(tile, steps, scratch) }
     }
 
-    /// Adds the products of `steps`, unpacked, with each token of `panel` to the token's `sums`.
-    pub(super) fn tokens(
+    /// Adds the products of `steps`, which have been unpacked, with each token of `panel` to the token's `sums`.
+    pub(super) fn unpacked(
         self,
-        unpacked: &Unpacked,
+        scratch: &Scratch,
         steps: Range<usize>,
         panel: &Panel,
         sums: &mut [Sums; PANEL_TOKENS],
     ) {
         // SAFETY: the CPU has the instruction set, by the invariant.
-        unsafe { (self.tokens)(unpacked, steps, panel, sums) }
+        unsafe { (self.unpacked)(scratch.tile(), steps, panel, sums) }
     }
 }
 
@@ -92,29 +93,32 @@ pub(super) struct FloatKernels {
 impl FloatKernels {
     /// Those of `weight_type`, quantised ones being dequantised.
     pub(super) fn of(isa: Isa, weight_type: WeightType) -> FloatKernels {
+        macro_rules! of_isa {
+            ($scalar:expr, $avx2:expr, $avx512:expr) => {
+                match isa.level() {
+                    Level::Scalar => $scalar,
+                    #[cfg(target_arch = "x86_64")]
+                    Level::Avx2 => $avx2,
+                    #[cfg(target_arch = "x86_64")]
+                    Level::Avx512 => $avx512,
+                }
+            };
+        }
         let weights: Weights = match weight_type {
-            WeightType::F32 => float::weights_f32,
-            WeightType::F16 => float::weights_f16,
-            WeightType::Bf16 => float::weights_bf16,
+            WeightType::F32 => of_isa!(float::f32_scalar, float::f32_avx2, float::f32_avx512),
+            WeightType::F16 => of_isa!(float::f16_scalar, float::f16_avx2, float::f16_avx512),
+            WeightType::Bf16 => of_isa!(float::bf16_scalar, float::bf16_avx2, float::bf16_avx512),
             _ => with_block_format!(
                 weight_type,
-                F => match isa.level() {
-                    Level::Scalar => float::dequantised_scalar::<F>,
-                    #[cfg(target_arch = "x86_64")]
-                    Level::Avx2 => float::dequantised_avx2::<F>,
-                    #[cfg(target_arch = "x86_64")]
-                    Level::Avx512 => float::dequantised_avx512::<F>,
-                },
+                F => of_isa!(
+                    float::dequantised_scalar::<F>,
+                    float::dequantised_avx2::<F>,
+                    float::dequantised_avx512::<F>
+                ),
                 else unreachable!("float types are above")
             ),
         };
-        let product: Product = match isa.level() {
-            Level::Scalar => float::product_scalar,
-            #[cfg(target_arch = "x86_64")]
-            Level::Avx2 => float::product_avx2,
-            #[cfg(target_arch = "x86_64")]
-            Level::Avx512 => float::product_avx512,
-        };
+        let product: Product = of_isa!(float::product_scalar, float::product_avx2, float::product_avx512);
         FloatKernels { weights, product }
     }
 
