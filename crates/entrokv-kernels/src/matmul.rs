@@ -10,8 +10,9 @@
 //! 2. Float weights, and all weights with `Arithmetic::F32`: per 32 columns a fresh partial sum
 //!    `part = fma(weight, x, part)` in column order, then `sum = sum + part`.
 //!
-//! Up to eight tokens, whose sums are registers, read packed tiles directly: a single one is bound by memory. More tokens
-//! first unpack a stretch of a tile to bytes and f32 scales in the first-level cache, then run over it eight at a time.
+//! Tokens, eight at a time with their sums in registers, run over packed tiles: a single one is bound by memory. Where
+//! taking codes apart costs more than that, many tokens share a stretch of a tile that is unpacked to bytes and f32 scales
+//! in the first-level cache: [`kernels`] says for which types.
 //!
 //! Non-finite scales and sums beyond f32 give infinities and NaN by the rules of IEEE 754, in that order of operations.
 
@@ -31,15 +32,15 @@ use crate::matrix::packing::STEP_COLS;
 use crate::matrix::{Matrix, TILE_ROWS};
 
 use float::{FLOAT_COLS, FLOAT_TOKENS, FloatTile};
-use kernels::{FloatKernels, Kernels};
+use kernels::{FloatKernels, Kernels, Unpacking};
 use layout::{STRETCH_STEPS, Scratch};
 use output::Output;
 
 /// The sums of one row tile for one token.
 type Sums = [f32; TILE_ROWS];
 
-/// Tokens whose activations go over a few tiles before the next ones come: what stays in the second-level cache.
-const SPAN_PANELS: usize = 512 / PANEL_TOKENS;
+/// Bytes of activations that go over some tiles before the next ones come: these stay in the second-level cache.
+const SPAN_BYTES: usize = 512 * 1024;
 
 /// Parts that a thread's share of the tiles is cut into, so that a thread that was interrupted is helped.
 const TASKS_PER_THREAD: usize = 4;
@@ -66,8 +67,10 @@ pub fn matmul(compute: &Compute, w: &Matrix, x: &Activations, out: &mut [f32]) {
         let tiles = task * task_tiles..w.num_tiles().min((task + 1) * task_tiles);
         let product = TaskProduct { w, tiles, output: &output };
         match quantised {
-            Some((panels, kernels)) if panels.len() == 1 => product.one_panel(kernels, &panels[0]),
-            Some((panels, kernels)) => product.many_panels(kernels, panels),
+            Some((panels, kernels)) => match kernels.unpacking() {
+                Some(unpacking) if panels.len() > 1 => product.unpacked(unpacking, panels),
+                _ => product.packed(kernels, panels),
+            },
             None => product.floats(FloatKernels::of(compute.isa, w.weight_type()), x),
         }
     });
@@ -81,69 +84,83 @@ struct TaskProduct<'a> {
 }
 
 impl TaskProduct<'_> {
-    fn one_panel(self, kernels: Kernels, panel: &Panel) {
-        for tile in self.tiles {
-            let mut sums = [[0.0; TILE_ROWS]; PANEL_TOKENS];
-            kernels.packed(self.w.tile(tile), self.w.cols() / STEP_COLS, panel, &mut sums);
-            for (token, sums) in sums[..panel.num_tokens].iter().enumerate() {
-                // SAFETY: tasks have disjoint tiles.
-                unsafe { self.output.write(token, tile, sums) };
+    /// Panels of tokens straight over packed tiles.
+    fn packed(self, kernels: Kernels, panels: &[Panel]) {
+        let cols = self.w.cols();
+        let span_panels = (SPAN_BYTES / (PANEL_TOKENS * cols)).max(1);
+        for (span, panels) in panels.chunks(span_panels).enumerate() {
+            for tile in self.tiles.clone() {
+                for (index, panel) in panels.iter().enumerate() {
+                    let mut sums = [[0.0; TILE_ROWS]; PANEL_TOKENS];
+                    kernels.tokens(self.w.tile(tile), cols / STEP_COLS, panel, &mut sums);
+                    let first_token = (span * span_panels + index) * PANEL_TOKENS;
+                    self.write(first_token, tile, &sums[..panel.num_tokens]);
+                }
             }
         }
     }
 
-    fn many_panels(self, kernels: Kernels, panels: &[Panel]) {
+    /// Stretch by stretch of a tile: unpacked once, then all panels of a span of tokens.
+    fn unpacked(self, unpacking: Unpacking, panels: &[Panel]) {
+        const SPAN_PANELS: usize = SPAN_BYTES / (PANEL_TOKENS * STRETCH_STEPS * STEP_COLS);
         let num_steps = self.w.cols() / STEP_COLS;
         let mut scratch = Scratch::zeroed();
         for (span, panels) in panels.chunks(SPAN_PANELS).enumerate() {
             for first_step in (0..num_steps).step_by(STRETCH_STEPS) {
                 let steps = first_step..num_steps.min(first_step + STRETCH_STEPS);
                 for tile in self.tiles.clone() {
-                    kernels.unpack(self.w.tile(tile), steps.clone(), &mut scratch);
+                    unpacking.unpack(self.w.tile(tile), steps.clone(), &mut scratch);
                     for (index, panel) in panels.iter().enumerate() {
                         let first_token = (span * SPAN_PANELS + index) * PANEL_TOKENS;
                         let mut sums = [[0.0; TILE_ROWS]; PANEL_TOKENS];
                         if first_step > 0 {
-                            for (token, sums) in sums[..panel.num_tokens].iter_mut().enumerate() {
-                                // SAFETY: tasks have disjoint tiles.
-                                unsafe { self.output.read(first_token + token, tile, sums) };
-                            }
+                            self.read(first_token, tile, &mut sums[..panel.num_tokens]);
                         }
-                        kernels.unpacked(&scratch, steps.clone(), panel, &mut sums);
-                        for (token, sums) in sums[..panel.num_tokens].iter().enumerate() {
-                            // SAFETY: tasks have disjoint tiles.
-                            unsafe { self.output.write(first_token + token, tile, sums) };
-                        }
+                        unpacking.tokens(&scratch, steps.clone(), panel, &mut sums);
+                        self.write(first_token, tile, &sums[..panel.num_tokens]);
                     }
                 }
             }
         }
     }
 
+    /// All tokens in f32, stretch by stretch of a tile.
     fn floats(self, kernels: FloatKernels, x: &Activations) {
         let floats = x.floats().expect("activations are kept for the types that meet them, as documented");
         let cols = self.w.cols();
         let mut weights = FloatTile::zeroed();
-        for tile in self.tiles {
+        for tile in self.tiles.clone() {
             for first_col in (0..cols).step_by(FLOAT_COLS) {
                 let stretch = first_col..cols.min(first_col + FLOAT_COLS);
                 kernels.weights(self.w, tile, stretch.clone(), &mut weights);
-                for (group, rows) in floats.chunks(FLOAT_TOKENS * cols).enumerate() {
+                for (index, rows) in floats.chunks(FLOAT_TOKENS * cols).enumerate() {
                     let num_tokens = rows.len() / cols;
                     let mut sums = [[0.0; TILE_ROWS]; FLOAT_TOKENS];
                     if first_col > 0 {
-                        for (token, sums) in sums[..num_tokens].iter_mut().enumerate() {
-                            // SAFETY: tasks have disjoint tiles.
-                            unsafe { self.output.read(group * FLOAT_TOKENS + token, tile, sums) };
-                        }
+                        self.read(index * FLOAT_TOKENS, tile, &mut sums[..num_tokens]);
                     }
                     kernels.product(&weights, rows, cols, stretch.clone(), &mut sums);
-                    for (token, sums) in sums[..num_tokens].iter().enumerate() {
-                        // SAFETY: tasks have disjoint tiles.
-                        unsafe { self.output.write(group * FLOAT_TOKENS + token, tile, sums) };
-                    }
+                    self.write(index * FLOAT_TOKENS, tile, &sums[..num_tokens]);
                 }
             }
+        }
+    }
+
+    /// Writes the sums of `tile`, one of this task's, for consecutive tokens.
+    fn write(&self, first_token: usize, tile: usize, sums: &[Sums]) {
+        assert!(self.tiles.contains(&tile));
+        for (token, sums) in sums.iter().enumerate() {
+            // SAFETY: the tile is this task's (line above), and tasks have disjoint tiles.
+            unsafe { self.output.write(first_token + token, tile, sums) };
+        }
+    }
+
+    /// Reads what [`Self::write`] wrote.
+    fn read(&self, first_token: usize, tile: usize, sums: &mut [Sums]) {
+        assert!(self.tiles.contains(&tile));
+        for (token, sums) in sums.iter_mut().enumerate() {
+            // SAFETY: the tile is this task's (line above), and tasks have disjoint tiles.
+            unsafe { self.output.read(first_token + token, tile, sums) };
         }
     }
 }

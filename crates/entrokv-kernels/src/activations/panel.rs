@@ -3,6 +3,9 @@
 //! Step by step of 32 columns, and within a step token by token, so that a kernel that works on all tokens of a panel
 //! reads one stream. The order of a panel of one token is that of its columns.
 
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::*;
+
 use crate::isa::{Isa, Level};
 use crate::matrix::packing::{STEP_COLS, STEP_GROUPS};
 
@@ -43,27 +46,27 @@ impl Panel {
         self.scaled_sums.resize(len, 0.0);
         self.scaled_half_sums.resize(2 * len, 0.0);
         match isa.level() {
-            Level::Scalar => self.round(x, cols),
+            Level::Scalar => self.round(x, cols, Rounded::of),
             // SAFETY: an `Isa` of this level exists only if the CPU has AVX2.
             #[cfg(target_arch = "x86_64")]
             Level::Avx2 | Level::Avx512 => unsafe { self.round_avx2(x, cols) },
         }
     }
 
-    /// [`Self::round`], compiled for AVX2: the compiler vectorises it, no operation can round differently.
+    /// [`Self::round`] on AVX2.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2")]
     fn round_avx2(&mut self, x: &[f32], cols: usize) {
-        self.round(x, cols);
+        self.round(x, cols, |x| Rounded::of_avx2(x));
     }
 
     #[inline(always)]
-    fn round(&mut self, x: &[f32], cols: usize) {
+    fn round(&mut self, x: &[f32], cols: usize, rounded: impl Fn(&[f32; STEP_COLS]) -> Rounded) {
         for (token, row) in x.chunks_exact(cols).enumerate() {
             let (steps, _) = row.as_chunks::<STEP_COLS>();
             for (step, x) in steps.iter().enumerate() {
                 let at = step * self.num_tokens + token;
-                let rounded = Rounded::of(x);
+                let rounded = rounded(x);
                 self.words[at] = rounded.words;
                 self.scales[at] = rounded.scale;
                 let sum = rounded.half_sums[0] + rounded.half_sums[1];
@@ -87,35 +90,71 @@ struct Rounded {
 }
 
 impl Rounded {
-    /// Scale `max |x| / 127`, codes `round(x * 127 / max |x|)`, halves to even.
-    ///
-    /// Adding 1.5 * 2^23 leaves the rounded value in the low mantissa bits: the same operations on every instruction set,
-    /// and the compiler vectorises them all. Codes stay within 127: `|x| * (127 / max)` exceeds it by two roundings at
-    /// most.
-    #[inline(always)]
+    /// Scale `max |x| / 127`, codes `round(x * (127 / max |x|))`, halves to even. Codes stay within 127: the product
+    /// exceeds it by two roundings at most.
     fn of(x: &[f32; STEP_COLS]) -> Self {
-        const MAGIC: f32 = 12_582_912.0;
         // Bits of magnitudes are ordered as the magnitudes are, and NaN above infinity: one integer maximum finds both
         // the largest magnitude and whether all are finite.
-        let max = x.iter().fold(0, |max, x| max.max((x.to_bits() & 0x7fff_ffff).cast_signed()));
-        let max = f32::from_bits(max.cast_unsigned());
-        let inverse = 127.0 / max;
-        if !inverse.is_finite() || inverse == 0.0 {
-            // Zero or too small for an inverse; or infinite or NaN, of which only the scale tells.
-            let scale = if max.is_finite() { 0.0 } else { f32::NAN };
-            return Self { words: [0; STEP_GROUPS], scale, half_sums: [0; 2] };
-        }
-        let mut codes = [0i8; STEP_COLS];
-        for (code, &x) in codes.iter_mut().zip(x) {
-            *code = (x * inverse + MAGIC).to_bits() as i8;
-        }
+        let max = x.iter().fold(0, |max, x| max.max(x.to_bits() & 0x7fff_ffff));
+        let Some(inverse) = Self::inverse(f32::from_bits(max)) else { return Self::without_codes(f32::from_bits(max)) };
+        let codes = x.map(|x| (x * inverse).round_ties_even() as i8);
         let (halves, _) = codes.as_chunks::<16>();
         let (groups, _) = codes.as_chunks::<4>();
         Self {
             words: std::array::from_fn(|g| i32::from_le_bytes(groups[g].map(i8::cast_unsigned))),
-            scale: max / 127.0,
+            scale: f32::from_bits(max) / 127.0,
             half_sums: std::array::from_fn(|h| halves[h].iter().map(|&code| i32::from(code)).sum()),
         }
+    }
+
+    /// [`Self::of`], operation by operation, on AVX2.
+    #[cfg(target_arch = "x86_64")]
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn of_avx2(x: &[f32; STEP_COLS]) -> Self {
+        let mut max = _mm256_setzero_si256();
+        let mut parts = [_mm256_setzero_ps(); 4];
+        for (part, x) in parts.iter_mut().zip(x.as_chunks::<8>().0) {
+            // SAFETY: 8 readable f32, no alignment asked for.
+            *part = unsafe { _mm256_loadu_ps(x.as_ptr()) };
+            let magnitude = _mm256_and_si256(_mm256_castps_si256(*part), _mm256_set1_epi32(i32::MAX));
+            max = _mm256_max_epi32(max, magnitude);
+        }
+        let max = _mm_max_epi32(_mm256_castsi256_si128(max), _mm256_extracti128_si256::<1>(max));
+        let max = _mm_max_epi32(max, _mm_shuffle_epi32::<0b01_00_11_10>(max));
+        let max = _mm_max_epi32(max, _mm_shuffle_epi32::<0b10_11_00_01>(max));
+        let max = f32::from_bits(_mm_cvtsi128_si32(max).cast_unsigned());
+        let Some(inverse) = Self::inverse(max) else { return Self::without_codes(max) };
+
+        // Conversion rounds halves to even: nobody changes the rounding mode in Rust.
+        let codes = parts.map(|part| _mm256_cvtps_epi32(_mm256_mul_ps(part, _mm256_set1_ps(inverse))));
+        let sums = _mm256_hadd_epi32(_mm256_add_epi32(codes[0], codes[1]), _mm256_add_epi32(codes[2], codes[3]));
+        let sums = _mm256_hadd_epi32(sums, sums);
+        let sums = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256::<1>(sums));
+
+        // Packing works on the two 128-bit lanes apart: lane by lane the words come out in the order 0 2 4 6, 1 3 5 7.
+        let low = _mm256_packs_epi32(codes[0], codes[1]);
+        let high = _mm256_packs_epi32(codes[2], codes[3]);
+        let order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+        let packed = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order);
+        let mut words = [0; STEP_GROUPS];
+        // SAFETY: 32 writable bytes, no alignment asked for.
+        unsafe { _mm256_storeu_si256(words.as_mut_ptr().cast(), packed) };
+        Self { words, scale: max / 127.0, half_sums: [_mm_cvtsi128_si32(sums), _mm_extract_epi32::<1>(sums)] }
+    }
+
+    /// What activations are multiplied with to become codes, where there is such a number.
+    #[inline(always)]
+    fn inverse(max: f32) -> Option<f32> {
+        let inverse = 127.0 / max;
+        (inverse.is_finite() && inverse > 0.0).then_some(inverse)
+    }
+
+    /// Activations of zero or too small for an inverse; or infinite or NaN, of which the scale tells.
+    #[cold]
+    fn without_codes(max: f32) -> Self {
+        let scale = if max.is_finite() { 0.0 } else { f32::NAN };
+        Self { words: [0; STEP_GROUPS], scale, half_sums: [0; 2] }
     }
 }
 
