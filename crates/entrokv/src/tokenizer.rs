@@ -50,7 +50,6 @@ pub enum SpecialTokens {
 #[derive(Debug)]
 pub struct Tokenizer {
     table: TokenTable,
-    types: Vec<TokenType>,
     model: Model,
     finder: SpecialTokenFinder,
     special: SpecialIds,
@@ -91,15 +90,14 @@ impl Tokenizer {
     /// is missing or unknown.
     pub fn new(vocabulary: &Vocabulary<'_>, pre_override: Option<&str>) -> Result<Self, TokenizerError> {
         vocabulary.check()?;
-        let table = TokenTable::new(&vocabulary.tokens);
-        let types: Vec<_> = (0..table.len()).map(|id| vocabulary.token_type(id)).collect();
+        let table = TokenTable::new(vocabulary);
         let mut special = vocabulary.special.clone();
         let (model, adds_bos) = match &vocabulary.algorithm {
             Algorithm::ByteLevelBpe { merges, pre } => {
                 let pre_tokenizer =
                     PreTokenizer::named(pre_override.or(*pre).ok_or_else(TokenizerError::missing_pre)?)?;
                 let adds_bos = pre_tokenizer.adds_bos();
-                (Model::ByteLevelBpe(ByteLevelBpe::new(&table, &types, merges, pre_tokenizer)?), adds_bos)
+                (Model::ByteLevelBpe(ByteLevelBpe::new(&table, merges, pre_tokenizer)?), adds_bos)
             }
             Algorithm::SentencePiece { .. } if pre_override.is_some() => return Err(TokenizerError::PreWithoutUse),
             Algorithm::SentencePiece { scores, space_prefix } => {
@@ -108,7 +106,7 @@ impl Tokenizer {
                 special.unknown = special.unknown.or(default(0));
                 special.bos = special.bos.or(default(1));
                 special.eos = special.eos.or(default(2));
-                (Model::SentencePiece(SentencePiece::new(&table, &types, scores, *space_prefix, special.unknown)), true)
+                (Model::SentencePiece(SentencePiece::new(&table, scores, *space_prefix, special.unknown)), true)
             }
         };
         let marker = |added: bool, id: Option<u32>, role| match (added, id) {
@@ -118,11 +116,10 @@ impl Tokenizer {
         };
         let added_bos = marker(vocabulary.add_bos.unwrap_or(adds_bos), special.bos, "BOS")?;
         let added_eos = marker(vocabulary.add_eos.unwrap_or(false), special.eos, "EOS")?;
-        let end_of_generation = end_of_generation(&table, &types, &special);
+        let end_of_generation = end_of_generation(&table, &special);
         Ok(Self {
             finder: SpecialTokenFinder::new(vocabulary)?,
             table,
-            types,
             model,
             special,
             added_bos,
@@ -174,8 +171,8 @@ impl Tokenizer {
                 }
                 Fragment::Text(text) => {
                     match &self.model {
-                        Model::ByteLevelBpe(bpe) => bpe.encode(&self.table, &self.types, text, &mut ids),
-                        Model::SentencePiece(model) => model.encode(&self.table, &self.types, text, place, &mut ids)?,
+                        Model::ByteLevelBpe(bpe) => bpe.encode(&self.table, text, &mut ids),
+                        Model::SentencePiece(model) => model.encode(&self.table, text, place, &mut ids)?,
                     }
                     place = Place::Inside;
                 }
@@ -249,7 +246,7 @@ impl Tokenizer {
 
     /// Number of tokens.
     pub fn vocab_size(&self) -> usize {
-        self.types.len()
+        self.table.len() as usize
     }
 
     /// The token that begins a text, whether or not it is added.
@@ -278,8 +275,7 @@ impl Tokenizer {
     }
 
     fn token(&self, id: u32) -> Result<(&[u8], TokenType), TokenizerError> {
-        let token = self.table.text(id).ok_or(TokenizerError::UnknownToken { id, vocab_size: self.vocab_size() })?;
-        Ok((token, self.types[id as usize]))
+        self.table.token(id).ok_or(TokenizerError::UnknownToken { id, vocab_size: self.vocab_size() })
     }
 
     fn append_bytes(&self, token: &[u8], token_type: TokenType, bytes: &mut Vec<u8>) {
@@ -300,10 +296,10 @@ impl Tokenizer {
 const MAX_TEXT_BYTES: usize = (u32::MAX / 4) as usize;
 
 /// The ids the file names, and control tokens whose name says so.
-fn end_of_generation(table: &TokenTable, types: &[TokenType], special: &SpecialIds) -> Vec<u32> {
+fn end_of_generation(table: &TokenTable, special: &SpecialIds) -> Vec<u32> {
     let named = special_tokens::END_OF_ANSWER.iter().chain(special_tokens::END_OF_FILL);
-    let by_name =
-        named.filter_map(|name| table.id(name.as_bytes())).filter(|&id| types[id as usize] == TokenType::Control);
+    let is_control = |token_type| token_type == TokenType::Control;
+    let by_name = named.filter_map(|name| table.id_of_type(name.as_bytes(), is_control));
     let mut ids: Vec<_> = by_name.chain(special.eos).chain(special.end_of_generation.iter().copied()).collect();
     ids.sort_unstable();
     ids.dedup();

@@ -1,4 +1,4 @@
-//! The ids of real models, against those that llama.cpp gives on the same files (`tests/golden/tokenize-*.json`).
+//! The ids of real models, against those that llama.cpp gives on the same files (`tests/fixtures/tokenizer/tokenize-*.json`).
 //!
 //! A model is looked for in the folder that `ENTROKV_MODELS` names; without it the test says so and passes.
 
@@ -21,7 +21,8 @@ struct Row {
 }
 
 fn agrees_with_llama_cpp(model: &str, golden: &str) {
-    let rows = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(format!("tokenize-{golden}.json"));
+    let rows =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tokenizer").join(format!("tokenize-{golden}.json"));
     let rows: Vec<Row> = serde_json::from_slice(&fs::read(rows).expect("a committed file")).expect("rows");
     assert_eq!(rows.len(), 60);
     let Some(path) = env::var_os("ENTROKV_MODELS").map(|dir| Path::new(&dir).join(format!("{model}.gguf"))) else {

@@ -38,11 +38,10 @@ impl ByteLevelBpe {
     /// [`TokenizerError::BadMerge`] for a merge that is not two symbols.
     pub(super) fn new(
         table: &TokenTable,
-        types: &[TokenType],
         merges: &[&[u8]],
         pre_tokenizer: PreTokenizer,
     ) -> Result<Self, TokenizerError> {
-        let mut symbols = Symbols { table, types, others: HashMap::new() };
+        let mut symbols = Symbols { table, others: HashMap::new() };
         let mut resolved = HashMap::with_capacity(merges.len());
         let mut joined = Vec::new();
         for (rank, merge) in (0..).zip(merges) {
@@ -77,14 +76,14 @@ impl ByteLevelBpe {
     ///
     /// A byte that is in no token (some vocabularies leave out control characters and bytes that no text they were made
     /// from contains) is left out, as in llama.cpp and `tokenizers`.
-    pub(super) fn encode(&self, table: &TokenTable, types: &[TokenType], text: &str, ids: &mut Vec<u32>) {
+    pub(super) fn encode(&self, table: &TokenTable, text: &str, ids: &mut Vec<u32>) {
         let mut merger = Merger::default();
         let mut key = String::new();
         for piece in self.pre_tokenizer.split(text) {
             if self.pre_tokenizer.takes_whole_pieces() {
                 key.clear();
                 key.extend(piece.bytes().map(char_of));
-                if let Some(id) = table.id(key.as_bytes()).filter(|&id| types[id as usize].is_mergeable()) {
+                if let Some(id) = table.id_of_type(key.as_bytes(), TokenType::is_mergeable) {
                     ids.push(id);
                     continue;
                 }
@@ -124,14 +123,12 @@ impl ByteLevelBpe {
 /// Token ids by text, and ids past them for texts that only merges know.
 struct Symbols<'a> {
     table: &'a TokenTable,
-    types: &'a [TokenType],
     others: HashMap<Vec<u8>, u32>,
 }
 
 impl Symbols<'_> {
     fn get(&self, text: &[u8]) -> Option<u32> {
-        let token = self.table.id(text).filter(|&id| self.types[id as usize].is_mergeable());
-        token.or_else(|| self.others.get(text).copied())
+        self.table.id_of_type(text, TokenType::is_mergeable).or_else(|| self.others.get(text).copied())
     }
 
     fn get_or_add(&mut self, text: &[u8]) -> u32 {

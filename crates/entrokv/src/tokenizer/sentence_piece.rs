@@ -26,17 +26,12 @@ const NO_TOKEN: u32 = u32::MAX;
 
 impl SentencePiece {
     /// Prepares a vocabulary whose scores hold no NaN.
-    pub(super) fn new(
-        table: &TokenTable,
-        types: &[TokenType],
-        scores: &[f32],
-        space_prefix: bool,
-        unknown: Option<u32>,
-    ) -> Self {
+    pub(super) fn new(table: &TokenTable, scores: &[f32], space_prefix: bool, unknown: Option<u32>) -> Self {
         let mut byte_tokens = Box::new([None; 256]);
         for byte in 0..=u8::MAX {
-            let id = table.id(format!("<0x{byte:02X}>").as_bytes());
-            byte_tokens[usize::from(byte)] = id.filter(|&id| types[id as usize] != TokenType::Control);
+            // Old files type them as ordinary tokens.
+            let accepts = |token_type| token_type == TokenType::Byte || token_type == TokenType::Normal;
+            byte_tokens[usize::from(byte)] = table.id_of_type(format!("<0x{byte:02X}>").as_bytes(), accepts);
         }
         Self { costs: scores.iter().map(|&score| cost(score)).collect(), byte_tokens, unknown, space_prefix }
     }
@@ -53,7 +48,6 @@ impl SentencePiece {
     pub(super) fn encode(
         &self,
         table: &TokenTable,
-        types: &[TokenType],
         text: &str,
         place: Place,
         ids: &mut Vec<u32>,
@@ -65,7 +59,7 @@ impl SentencePiece {
             escaped.push_str(if i == 0 { "" } else { SPACE });
             escaped.push_str(word);
         }
-        let token = |text: &[u8]| table.id(text).filter(|&id| types[id as usize].is_mergeable());
+        let token = |text: &[u8]| table.id_of_type(text, TokenType::is_mergeable);
         let mut merger = Merger::default();
         for character in escaped.chars() {
             let id = token(character.encode_utf8(&mut [0; 4]).as_bytes());

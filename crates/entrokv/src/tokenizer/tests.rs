@@ -74,7 +74,7 @@ fn sentence_piece(pieces: &[(&str, f32)], space_prefix: bool) -> Tokenizer {
 fn names(tokenizer: &Tokenizer, text: &str, special: SpecialTokens) -> Vec<String> {
     let ids = tokenizer.encode(text, special).expect("the vocabulary has every byte");
     ids.iter()
-        .map(|&id| String::from_utf8_lossy(tokenizer.table.text(id).expect("an id it gave")).into_owned())
+        .map(|&id| String::from_utf8_lossy(tokenizer.table.token(id).expect("an id it gave").0).into_owned())
         .collect()
 }
 
