@@ -4,7 +4,8 @@
 //! Arguments: the number of threads (1 if none), then instruction sets (the CPU's best if none). Prefill: a whole prompt in
 //! chunks of 512 tokens, in GFLOP/s of the products (4 * head_dim for each visible pair of query and key) beside the peak
 //! that a loop of independent multiply-adds reaches. Decode: one token after 8,000, in GB/s of the pages read beside plain
-//! reading of as many bytes. All figures are the best of several runs. The answers are checked: all values of a KV head are
+//! reading of as many bytes. All figures are the best of several runs, with one thread in CPU time, so that a shared machine
+//! says something, too. The answers are checked: all values of a KV head are
 //! the same, so that every weighted mean of them must be that value.
 #![allow(clippy::print_stdout, reason = "an example prints its figures")]
 
@@ -73,15 +74,34 @@ fn value(g: usize) -> f32 {
     0.5 + g as f32
 }
 
-fn best(runs: usize, mut run: impl FnMut()) -> Duration {
-    (0..runs)
-        .map(|_| {
-            let start = Instant::now();
-            run();
-            start.elapsed()
-        })
-        .min()
-        .unwrap_or_default()
+/// The shortest of several runs.
+fn best(compute: &Compute, runs: usize, mut run: impl FnMut()) -> Duration {
+    let now = || match compute.threads.num_threads() {
+        1 => thread_time(),
+        _ => wall_time(),
+    };
+    let times = (0..runs).map(|_| {
+        let start = now();
+        run();
+        now() - start
+    });
+    times.min().unwrap_or_default()
+}
+
+fn wall_time() -> Duration {
+    static START: std::sync::LazyLock<Instant> = std::sync::LazyLock::new(Instant::now);
+    START.elapsed()
+}
+
+#[cfg(unix)]
+fn thread_time() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec as u32)
+}
+
+#[cfg(not(unix))]
+fn thread_time() -> Duration {
+    wall_time()
 }
 
 fn check(out: &[f32], params: &AttentionParams) {
@@ -96,7 +116,7 @@ fn check(out: &[f32], params: &AttentionParams) {
 fn peak_gflops(compute: &Compute) -> f64 {
     const STEPS: usize = 200_000;
     let num_threads = compute.threads.num_threads();
-    let time = best(5, || {
+    let time = best(compute, 5, || {
         compute.threads.for_each(num_threads, |_| {
             // 16 times 16 lanes: more than the latency of a multiply-add can hide.
             let mut sums = [[1.0f32; 16]; 16];
@@ -119,7 +139,7 @@ fn peak_gflops(compute: &Compute) -> f64 {
 fn multiply_add_avx512(sums: &mut [[f32; 16]; 16], steps: usize) {
     use std::arch::x86_64::*;
     let mut v = [_mm512_set1_ps(1.0); 16];
-    let (a, b) = (_mm512_set1_ps(0.999), _mm512_set1_ps(0.001));
+    let [a, b] = std::hint::black_box([0.999, 0.001]).map(|x| _mm512_set1_ps(x));
     for _ in 0..steps {
         for v in &mut v {
             *v = _mm512_fmadd_ps(*v, a, b);
@@ -135,7 +155,7 @@ fn multiply_add_avx512(sums: &mut [[f32; 16]; 16], steps: usize) {
 #[target_feature(enable = "avx2,fma")]
 fn multiply_add_avx2(sums: &mut [[f32; 16]; 16], steps: usize) {
     use std::arch::x86_64::*;
-    let (a, b) = (_mm256_set1_ps(0.999), _mm256_set1_ps(0.001));
+    let [a, b] = std::hint::black_box([0.999, 0.001]).map(|x| _mm256_set1_ps(x));
     // Ten registers at a time, as many steps as give all 32.
     let mut v = [_mm256_set1_ps(1.0); 10];
     for _ in 0..steps * 32 / 10 {
@@ -149,20 +169,22 @@ fn multiply_add_avx2(sums: &mut [[f32; 16]; 16], steps: usize) {
     }
 }
 
-/// GB/s of adding up all bytes of `frames`, all threads.
-fn read_gbps(compute: &Compute, frames: &mut [u8]) -> f64 {
-    let num_bytes = frames.len();
-    let chunk = num_bytes.div_ceil(compute.threads.num_threads());
-    let time = best(7, || {
-        compute.threads.for_each_chunk(frames, chunk, |_, frames| {
-            let mut sums = [0u64; 32];
-            for chunk in frames.as_chunks::<256>().0 {
-                for (sum, x) in sums.iter_mut().zip(chunk.as_chunks::<8>().0) {
-                    *sum = sum.wrapping_add(u64::from_ne_bytes(*x));
+/// GB/s of adding up all bytes of the layers' frames, all threads.
+fn read_gbps(compute: &Compute, layers: &mut [Cache]) -> f64 {
+    let num_bytes: usize = layers.iter().map(|layer| layer.frames.len()).sum();
+    let time = best(compute, 7, || {
+        for layer in layers.iter_mut() {
+            let chunk = layer.frames.len().div_ceil(compute.threads.num_threads());
+            compute.threads.for_each_chunk(&mut layer.frames, chunk, |_, frames| {
+                let mut sums = [0u64; 32];
+                for chunk in frames.as_chunks::<256>().0 {
+                    for (sum, x) in sums.iter_mut().zip(chunk.as_chunks::<8>().0) {
+                        *sum = sum.wrapping_add(u64::from_ne_bytes(*x));
+                    }
                 }
-            }
-            std::hint::black_box(sums);
-        });
+                std::hint::black_box(sums);
+            });
+        }
     });
     num_bytes as f64 / time.as_secs_f64() / 1e9
 }
@@ -176,7 +198,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     for isa in isas {
         let compute = Compute::new(isa, num_threads);
-        let empty = best(2000, || compute.threads.for_each(num_threads.get(), |_| ()));
+        let empty = best(&compute, 2000, || compute.threads.for_each(num_threads.get(), |_| ()));
         let peak = peak_gflops(&compute);
         println!("{isa}, {num_threads} threads; fork and join {empty:?}; peak {peak:.0} GFLOP/s");
         for (name, num_heads, num_kv_heads, head_dim) in
@@ -207,8 +229,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                     }
                 };
                 let runs = 20_000 / num_tokens + 2;
-                let time = best(runs, || prefill(0));
-                let tapped = best(runs, || prefill(32));
+                let time = best(&compute, runs, || prefill(0));
+                let tapped = best(&compute, runs, || prefill(32));
                 let flop = 4.0 * head_dim as f64 * num_heads as f64 * (num_tokens * (num_tokens + 1) / 2) as f64;
                 let gflops = flop / time.as_secs_f64() / 1e9;
                 println!(
@@ -223,7 +245,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             // As many layers as do not fit the caches.
             let mut layers: Vec<Cache> = (0..24).map(|_| Cache::new(num_kv_heads, head_dim, num_tokens)).collect();
             let bytes = layers.iter().map(|layer| layer.frames.len()).sum::<usize>();
-            let read: f64 = layers.iter_mut().map(|layer| read_gbps(&compute, &mut layer.frames)).fold(0.0, f64::max);
+            let read = read_gbps(&compute, &mut layers);
             let mut decode = |tapped: bool| {
                 for layer in &layers {
                     let tap = if tapped { Tap::Rows { from_row: 0, out: Vec::new() } } else { Tap::None };
@@ -231,8 +253,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                     paged_attention(&compute, &params, &mut spans, &q[..row_len], &mut out[..row_len]);
                 }
             };
-            let time = best(15, || decode(false));
-            let tapped = best(15, || decode(true));
+            let time = best(&compute, 15, || decode(false));
+            let tapped = best(&compute, 15, || decode(true));
             check(&out[..row_len], &params);
             println!(
                 "  {name} decode at {num_tokens}: {:.1} us a layer, {:.1} GB/s (plain reading {read:.1}); tapped {:+.1} %",

@@ -5,7 +5,8 @@
 //!    query element by every column. Every sum still runs over `head_dim` (scores) or over positions (values) from first to
 //!    last in one accumulator, so the block's size never shows in the bits.
 //! 2. Values start from the sums in memory, so that strips of different formats can be added one call after another.
-//! 3. Lanes that are not resident are skipped, not multiplied by 0: what they hold may be anything.
+//! 3. Indices wrap: checking them for overflow in the inner loop would cost as much as a tenth of it.
+//! 4. Lanes that are not resident are skipped, not multiplied by 0: what they hold may be anything.
 
 use std::marker::PhantomData;
 
@@ -100,14 +101,15 @@ impl<E: Element, const M: usize, const N: usize> Kernel for Scores<E, M, N> {
     fn run<S: Simd>(self, s: S) {
         let mut sums = [[s.splat(0.0); N]; M];
         let mut keys = [s.splat(0.0); N];
+        let rows: [*const f32; M] = std::array::from_fn(|m| self.queries.wrapping_add(m * self.head_dim));
         for i in 0..self.head_dim {
             for (key, start) in keys.iter_mut().zip(self.keys) {
                 // SAFETY: `i < head_dim`, and a strip has `16 * head_dim` key elements.
-                *key = unsafe { E::load(s, start, i * LANES) };
+                *key = unsafe { E::load(s, start, i.wrapping_mul(LANES)) };
             }
             for (m, sums) in sums.iter_mut().enumerate() {
                 // SAFETY: `queries` is `[M, head_dim]`.
-                let query = s.splat(unsafe { *self.queries.add(m * self.head_dim + i) });
+                let query = s.splat(unsafe { *rows[m].add(i) });
                 for (sum, key) in sums.iter_mut().zip(keys) {
                     *sum = s.mul_add(query, key, *sum);
                 }
@@ -179,18 +181,20 @@ impl<E: Element, const M: usize, const N: usize> Kernel for AddValues<'_, E, M, 
             }
         }
         for (i, strip) in self.strips.iter().enumerate() {
+            let weights = self.weights.wrapping_add(i * LANES);
             let mut lanes = strip.resident;
             while lanes != 0 {
                 let lane = lanes.trailing_zeros() as usize;
                 lanes &= lanes - 1;
+                let row = lane.wrapping_mul(self.stride).wrapping_add(self.column);
                 let mut values = [s.splat(0.0); N];
                 for (n, value) in values.iter_mut().enumerate() {
                     // SAFETY: the lane is resident, so its row can be read.
-                    *value = unsafe { E::load(s, strip.values, lane * self.stride + self.column + n * LANES) };
+                    *value = unsafe { E::load(s, strip.values, row.wrapping_add(n * LANES)) };
                 }
                 for (m, sums) in sums.iter_mut().enumerate() {
                     // SAFETY: `weights` has `M` rows of 16 elements a strip.
-                    let weight = s.splat(unsafe { *self.weights.add(m * SCORE_STRIDE + i * LANES + lane) });
+                    let weight = s.splat(unsafe { *weights.add(m * SCORE_STRIDE + lane) });
                     for (sum, value) in sums.iter_mut().zip(values) {
                         *sum = s.mul_add(weight, value, *sum);
                     }
