@@ -39,10 +39,14 @@ pub(crate) fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
 pub(crate) trait Simd: Copy {
     /// Sixteen f32 lanes.
     type V: Copy;
-    /// How many rows a matrix-like kernel keeps in registers at a time.
+    /// How many rows a matrix-like kernel of many rows keeps in registers at a time.
     const ROWS: usize;
-    /// How many vectors of each row it keeps, so that `ROWS * COLUMNS` accumulators fit.
+    /// How many vectors of each of up to `ROWS` rows it keeps, so that the accumulators fit the registers.
     const COLUMNS: usize;
+    /// How many rows it can keep at most: so few are better one block, e.g. all heads of a decode step.
+    const MAX_ROWS: usize;
+    /// How many vectors of each of more than `ROWS` rows it keeps.
+    const MAX_ROWS_COLUMNS: usize;
 
     /// Runs `kernel` in a function of its own, compiled with this instruction set's features.
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output;
@@ -81,6 +85,8 @@ pub(crate) trait Simd: Copy {
     fn sum(self, v: Self::V) -> f32;
     /// The largest lane; anything if a lane is NaN.
     fn largest(self, v: Self::V) -> f32;
+    /// Asks for the cache line at `p`, any address, into the second-level cache; never faults.
+    fn prefetch(self, p: *const u8);
 
     #[inline(always)]
     fn load(self, x: &[f32; LANES]) -> Self::V {
@@ -150,6 +156,8 @@ impl Simd for Scalar {
     type V = [f32; LANES];
     const ROWS: usize = 2;
     const COLUMNS: usize = 1;
+    const MAX_ROWS: usize = 2;
+    const MAX_ROWS_COLUMNS: usize = 1;
 
     #[inline(always)]
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
@@ -232,6 +240,8 @@ impl Simd for Scalar {
     fn largest(self, v: Self::V) -> f32 {
         v.into_iter().fold(f32::NEG_INFINITY, |a, b| if a > b { a } else { b })
     }
+    #[inline(always)]
+    fn prefetch(self, _: *const u8) {}
 }
 
 #[cfg(target_arch = "x86_64")]

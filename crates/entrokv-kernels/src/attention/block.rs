@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::aligned::Aligned;
-use super::product::{SCORE_STRIDE, add_values, scores};
+use super::product::{SCORE_STRIDE, add_values, columns_per_block, rows_per_block, scores};
 use super::softmax::{Exponentials, Mask, Merge, Normalise, Partial, Probabilities, Sight};
 use super::strip::{Parts, Strip, StripBuffers, TileReader};
 use super::work::{Block, Item, SpanWork, TapWork, kept_tile_len};
@@ -97,10 +97,10 @@ impl<'a> Rows<'a> {
 }
 
 /// Reads the tiles of one block, or of the same keys for the whole span.
-fn reader<'a>(call: &'a Call<'a>, block: &Block, parts: Parts, num_rows: usize, first_tile: u64) -> TileReader<'a> {
+fn reader<'a>(call: &'a Call<'a>, block: &Block, parts: Parts, num_rows: usize, tiles: Range<u64>) -> TileReader<'a> {
     let span = &call.spans[block.span];
     let first_tokens = span.first_tokens.get(block.kv_head).map_or(&[][..], Vec::as_slice);
-    TileReader::new(call.params, &span.segments[block.kv_head], first_tokens, parts, (num_rows, first_tile))
+    TileReader::new(call.params, &span.segments[block.kv_head], first_tokens, parts, (num_rows, tiles))
 }
 
 /// Room for the results of `num_rows` rows in `memory` of [`kept_tile_len`] elements.
@@ -131,7 +131,7 @@ impl Kernel for Attend<'_> {
         let tile_len = kept_tile_len(call.params, rows.num_rows);
         rows.load_queries(&mut scratch.queries);
         scratch.scores.reserve(rows.num_rows * SCORE_STRIDE);
-        let mut reader = reader(call, rows.block, Parts::KeysAndValues, rows.num_rows, item.tiles.start);
+        let mut reader = reader(call, rows.block, Parts::KeysAndValues, rows.num_rows, item.tiles.clone());
 
         if let Some(kept) = &item.kept {
             // SAFETY: the ranges of items are disjoint.
@@ -213,10 +213,11 @@ fn finish<S: Simd>(s: S, rows: Rows<'_>, merged: &Partial<'_>) {
 /// The scores of all rows and strips that some row of their register block sees; others stay what they were.
 fn score_tile<S: Simd>(s: S, rows: Rows<'_>, strips: &[Strip], queries: &[f32], out: &mut [f32]) {
     let d = rows.call.params.head_dim;
+    let rows_per_block = rows_per_block::<S>(rows.num_rows);
     // A panel of strips is read by all rows while it is in the first-level cache.
-    for panel in panels::<S>(strips) {
-        for first in (0..rows.num_rows).step_by(S::ROWS) {
-            let num_rows = S::ROWS.min(rows.num_rows - first);
+    for panel in panels(strips, columns_per_block::<S>(rows_per_block)) {
+        for first in (0..rows.num_rows).step_by(rows_per_block) {
+            let num_rows = rows_per_block.min(rows.num_rows - first);
             let seen = block_sight(rows, first, num_rows, strips);
             let columns = panel.start.max(seen.start)..panel.end.min(seen.end);
             if columns.is_empty() {
@@ -230,12 +231,12 @@ fn score_tile<S: Simd>(s: S, rows: Rows<'_>, strips: &[Strip], queries: &[f32], 
     }
 }
 
-/// Runs of up to `S::COLUMNS` strips of one format, as ranges of indices.
-fn panels<S: Simd>(strips: &[Strip]) -> impl Iterator<Item = Range<usize>> {
+/// Runs of up to `max_len` strips of one format, as ranges of indices.
+fn panels(strips: &[Strip], max_len: usize) -> impl Iterator<Item = Range<usize>> {
     let mut start = 0;
     std::iter::from_fn(move || {
         let first = strips.get(start)?;
-        let len = strips[start..].iter().take(S::COLUMNS).take_while(|strip| strip.format == first.format).count();
+        let len = strips[start..].iter().take(max_len).take_while(|strip| strip.format == first.format).count();
         start += len;
         Some(start - len..start)
     })
@@ -262,8 +263,9 @@ fn attend_tile<S: Simd>(
     }
     score_tile(s, rows, strips, queries, weights);
 
-    for first in (0..rows.num_rows).step_by(S::ROWS) {
-        let num_rows = S::ROWS.min(rows.num_rows - first);
+    let rows_per_block = rows_per_block::<S>(rows.num_rows);
+    for first in (0..rows.num_rows).step_by(rows_per_block) {
+        let num_rows = rows_per_block.min(rows.num_rows - first);
         let block_seen = block_sight(rows, first, num_rows, strips);
         for row in first..first + num_rows {
             let sight = rows.sight(row);
@@ -302,8 +304,12 @@ fn copy_to_tap(scores: &[f32], strips: &[Strip], tap: &DisjointMut<'_, f32>, row
         let start = row_start + strip.first_token;
         // SAFETY: this row and these tokens belong to one item.
         let tokens = unsafe { tap.part(start..start + strip.resident.count_ones() as usize) };
-        for (token, score) in tokens.iter_mut().zip(resident_lanes(scores, strip.resident)) {
-            *token = score;
+        match tokens.as_mut_array::<LANES>() {
+            Some(tokens) => *tokens = *scores,
+            None => {
+                let resident = resident_lanes(scores, strip.resident);
+                tokens.iter_mut().zip(resident).for_each(|(token, score)| *token = score);
+            }
         }
     }
 }
@@ -338,7 +344,7 @@ impl Kernel for SumColumns<'_> {
         let SumColumns { call, statistics, item, scratch } = self;
         let blocks = &call.blocks[item.blocks.clone()];
         let num_rows = blocks.iter().map(|block| block.num_rows(call.params)).sum();
-        let mut reader = reader(call, &blocks[0], Parts::KeysOnly, num_rows, item.tile);
+        let mut reader = reader(call, &blocks[0], Parts::KeysOnly, num_rows, item.tile..item.tile + 1);
         let strips = reader.read(s, item.tile, &mut scratch.strips);
         for block in blocks.iter().filter(|block| block.tiles.contains(&item.tile)) {
             let rows = Rows::new(call, block);
@@ -377,7 +383,10 @@ fn add_probabilities<S: Simd>(
         let place = start..start + strip.resident.count_ones() as usize;
         // SAFETY: the tokens of a tile belong to one item.
         let sums = unsafe { out[rows.block.kv_head].part(place) };
-        sums.iter_mut().zip(resident_lanes(p, strip.resident)).for_each(|(sum, p)| *sum += p);
+        match sums.as_mut_array::<LANES>() {
+            Some(sums) => sums.iter_mut().zip(p).for_each(|(sum, p)| *sum += p),
+            None => sums.iter_mut().zip(resident_lanes(p, strip.resident)).for_each(|(sum, p)| *sum += p),
+        }
     }
 }
 

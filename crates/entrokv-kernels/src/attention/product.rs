@@ -5,8 +5,11 @@
 //!    query element by every column. Every sum still runs over `head_dim` (scores) or over positions (values) from first to
 //!    last in one accumulator, so the block's size never shows in the bits.
 //! 2. Values start from the sums in memory, so that strips of different formats can be added one call after another.
-//! 3. Indices wrap: checking them for overflow in the inner loop would cost as much as a tenth of it.
-//! 4. Lanes that are not resident are skipped, not multiplied by 0: what they hold may be anything.
+//! 3. Every load asks for a line of a later page. Pages lie anywhere, so the hardware cannot guess the next one; and it asks
+//!    for the second-level cache, because the few line buffers of the first one would be the limit (on a Zen 4 core, reading
+//!    scattered pages of 4 KiB: 10 GB/s without asking, 11 asking for the first level, 16 for the second; in order: 22).
+//! 4. Indices wrap: checking them for overflow in the inner loop would cost as much as a tenth of it.
+//! 5. Lanes that are not resident are skipped, not multiplied by 0: what they hold may be anything.
 
 use std::marker::PhantomData;
 
@@ -19,6 +22,9 @@ pub(super) const SCORE_STRIDE: usize = super::TILE as usize;
 
 /// How a kernel loads 16 consecutive elements.
 trait Element: Copy {
+    /// Bytes of 16 elements.
+    const VECTOR_BYTES: usize;
+
     /// # Safety
     /// Elements `index..index + 16` from `start` on can be read.
     unsafe fn load<S: Simd>(s: S, start: *const u8, index: usize) -> S::V;
@@ -31,6 +37,8 @@ struct Single;
 struct Half;
 
 impl Element for Single {
+    const VECTOR_BYTES: usize = 64;
+
     #[inline(always)]
     unsafe fn load<S: Simd>(s: S, start: *const u8, index: usize) -> S::V {
         // SAFETY: the caller's promise.
@@ -39,11 +47,26 @@ impl Element for Single {
 }
 
 impl Element for Half {
+    const VECTOR_BYTES: usize = 32;
+
     #[inline(always)]
     unsafe fn load<S: Simd>(s: S, start: *const u8, index: usize) -> S::V {
         // SAFETY: the caller's promise.
         unsafe { s.load_f16_ptr(start.cast::<u16>().add(index)) }
     }
+}
+
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+/// Rows of a register block out of `num_rows`.
+pub(super) fn rows_per_block<S: Simd>(num_rows: usize) -> usize {
+    if num_rows <= S::MAX_ROWS { num_rows } else { S::ROWS }
+}
+
+/// Columns of a register block of `num_rows` rows.
+pub(super) fn columns_per_block<S: Simd>(num_rows: usize) -> usize {
+    if num_rows <= S::ROWS { S::COLUMNS } else { S::MAX_ROWS_COLUMNS }
 }
 
 /// Evaluates `$body` with the constant `$name` equal to the run-time `$value`, at most `$limit` (a constant of the
@@ -60,8 +83,23 @@ macro_rules! with_const {
     };
 }
 
-/// Writes the scores `[rows, 16 * strips.len()]` of up to `S::ROWS` queries and up to `S::COLUMNS` strips of one format
-/// to `out`, whose rows are [`SCORE_STRIDE`] apart; those of lanes that are not resident are anything.
+/// Evaluates `$body` with the constants `M` and `N` equal to the run-time numbers of rows and columns.
+macro_rules! with_block {
+    ($num_rows:expr, $num_columns:expr, $body:expr) => {
+        if $num_rows <= S::ROWS {
+            with_const!(M = $num_rows, up to S::ROWS, of [1, 2, 3, 4, 5, 6], {
+                with_const!(N = $num_columns, up to S::COLUMNS, of [1, 2, 3, 4], $body)
+            })
+        } else if S::MAX_ROWS > S::ROWS {
+            with_const!(M = $num_rows, up to S::MAX_ROWS, of [7, 8], {
+                with_const!(N = $num_columns, up to S::MAX_ROWS_COLUMNS, of [1, 2, 3], $body)
+            })
+        }
+    };
+}
+
+/// Writes the scores `[rows, 16 * strips.len()]` of a register block of queries and strips of one format to `out`, whose
+/// rows are [`SCORE_STRIDE`] apart; those of lanes that are not resident are anything.
 ///
 /// `queries` is `[rows, head_dim]`, already scaled.
 ///
@@ -70,18 +108,22 @@ macro_rules! with_const {
 pub(super) unsafe fn scores<S: Simd>(simd: S, queries: &[f32], head_dim: usize, strips: &[Strip], out: &mut [f32]) {
     let num_rows = queries.len() / head_dim;
     assert!(num_rows * head_dim == queries.len() && strips.iter().all(|strip| strip.format == strips[0].format));
+    assert!(num_rows <= S::MAX_ROWS && strips.len() <= columns_per_block::<S>(num_rows));
     assert!(out.len() >= (num_rows - 1) * SCORE_STRIDE + strips.len() * LANES);
     let (queries, out) = (queries.as_ptr(), out.as_mut_ptr());
-    with_const!(N = strips.len(), up to S::COLUMNS, of [1, 2, 3, 4], {
-        let keys: [*const u8; N] = std::array::from_fn(|i| strips[i].keys);
-        with_const!(M = num_rows, up to S::ROWS, of [1, 2, 3, 4, 5, 6], match strips[0].format {
+    with_block!(num_rows, strips.len(), {
+        let keys: [_; N] = std::array::from_fn(|i| strips[i].keys);
+        let ahead: [_; N] = std::array::from_fn(|i| strips[i].ahead_of_keys);
+        match strips[0].format {
             PageFormat::F32 => {
-                simd.vectorize(Scores { queries, head_dim, keys, out, element: PhantomData::<(Single, [(); M])> });
+                let element = PhantomData::<(Single, [(); M])>;
+                simd.vectorize(Scores { queries, head_dim, keys, ahead, out, element });
             }
             PageFormat::F16 => {
-                simd.vectorize(Scores { queries, head_dim, keys, out, element: PhantomData::<(Half, [(); M])> });
+                let element = PhantomData::<(Half, [(); M])>;
+                simd.vectorize(Scores { queries, head_dim, keys, ahead, out, element });
             }
-        });
+        }
     });
 }
 
@@ -90,6 +132,8 @@ struct Scores<E, const M: usize, const N: usize> {
     queries: *const f32,
     head_dim: usize,
     keys: [*const u8; N],
+    /// What will be read soon, as long as `keys`.
+    ahead: [*const u8; N],
     out: *mut f32,
     element: PhantomData<(E, [(); M])>,
 }
@@ -106,6 +150,10 @@ impl<E: Element, const M: usize, const N: usize> Kernel for Scores<E, M, N> {
             for (key, start) in keys.iter_mut().zip(self.keys) {
                 // SAFETY: `i < head_dim`, and a strip has `16 * head_dim` key elements.
                 *key = unsafe { E::load(s, start, i.wrapping_mul(LANES)) };
+            }
+            // Once a line.
+            if E::VECTOR_BYTES >= LINE || i % 2 == 0 {
+                self.ahead.iter().for_each(|ahead| s.prefetch(ahead.wrapping_add(i.wrapping_mul(E::VECTOR_BYTES))));
             }
             for (m, sums) in sums.iter_mut().enumerate() {
                 // SAFETY: `queries` is `[M, head_dim]`.
@@ -124,7 +172,7 @@ impl<E: Element, const M: usize, const N: usize> Kernel for Scores<E, M, N> {
     }
 }
 
-/// Adds the strips' values, weighted, to the sums `[rows, value_stride]` of up to `S::ROWS` rows:
+/// Adds the strips' values, weighted, to the sums `[rows, value_stride]` of a register block's rows:
 /// `sums[m] += weights[m, strip, lane] * value[strip, lane]` over the resident lanes in ascending order.
 ///
 /// Rows of `weights` are [`SCORE_STRIDE`] apart, its first column belongs to the first strip.
@@ -138,12 +186,18 @@ pub(super) unsafe fn add_values<S: Simd>(simd: S, weights: &[f32], strips: &[Str
     assert!(weights.len() >= (num_rows - 1) * SCORE_STRIDE + strips.len() * LANES);
     assert!(strips.iter().all(|strip| strip.format == strips[0].format && strip.value_stride == stride));
     let weights = weights.as_ptr();
-    let mut column = 0;
-    while column < stride {
-        let num_columns = ((stride - column) / LANES).min(S::COLUMNS);
+    assert!(num_rows <= S::MAX_ROWS);
+    let vectors = stride / LANES;
+    // Equal blocks: 2 and 2 columns rather than 3 and 1, whose last one would wait for its few additions.
+    let num_blocks = vectors.div_ceil(columns_per_block::<S>(num_rows));
+    for block in 0..num_blocks {
+        let columns = vectors * block / num_blocks..vectors * (block + 1) / num_blocks;
+        let column = columns.start * LANES;
         let sums = sums[column..].as_mut_ptr();
-        with_const!(N = num_columns, up to S::COLUMNS, of [1, 2, 3, 4], {
-            with_const!(M = num_rows, up to S::ROWS, of [1, 2, 3, 4, 5, 6], match strips[0].format {
+        with_block!(
+            num_rows,
+            columns.len(),
+            match strips[0].format {
                 PageFormat::F32 => {
                     let block = PhantomData::<(Single, [[(); N]; M])>;
                     simd.vectorize(AddValues { weights, strips, stride, column, sums, block });
@@ -152,9 +206,8 @@ pub(super) unsafe fn add_values<S: Simd>(simd: S, weights: &[f32], strips: &[Str
                     let block = PhantomData::<(Half, [[(); N]; M])>;
                     simd.vectorize(AddValues { weights, strips, stride, column, sums, block });
                 }
-            });
-        });
-        column += num_columns * LANES;
+            }
+        );
     }
 }
 
@@ -191,6 +244,11 @@ impl<E: Element, const M: usize, const N: usize> Kernel for AddValues<'_, E, M, 
                 for (n, value) in values.iter_mut().enumerate() {
                     // SAFETY: the lane is resident, so its row can be read.
                     *value = unsafe { E::load(s, strip.values, row.wrapping_add(n * LANES)) };
+                }
+                // The block's part of the row, once a line.
+                for at in (0..N * E::VECTOR_BYTES).step_by(LINE) {
+                    let start = row.wrapping_mul(E::VECTOR_BYTES / LANES);
+                    s.prefetch(strip.ahead_of_values.wrapping_add(start).wrapping_add(at));
                 }
                 for (m, sums) in sums.iter_mut().enumerate() {
                     // SAFETY: `weights` has `M` rows of 16 elements a strip.

@@ -4,6 +4,8 @@
 //! a multiple of 16. Pages whose slots line up with that are read where they are; of others, and of f16 pages that many
 //! queries will read, an f32 copy is made in a buffer of the thread's.
 
+use std::ops::Range;
+
 use super::aligned::Aligned;
 use super::{AttentionParams, Segment, TILE};
 use crate::page::PageFormat;
@@ -12,6 +14,9 @@ use crate::simd::{Kernel, LANES, Simd};
 /// Up to how many query rows read f16 pages directly, converting as they load. More rows than two register blocks share
 /// the cost of an f32 copy.
 const MAX_DIRECT_ROWS: usize = 12;
+
+/// How many strips ahead of those in use memory is asked for: 32 KiB of keys, then of values, of 64 elements in f16.
+const STRIPS_AHEAD: usize = 16;
 
 /// The resident tokens of 16 absolute positions.
 #[derive(Clone, Copy, Debug)]
@@ -24,6 +29,10 @@ pub(super) struct Strip {
     pub(super) values: *const u8,
     /// A multiple of 16, at least `head_dim`.
     pub(super) value_stride: usize,
+    /// What will be read some time after these keys; only a hint, never read through.
+    pub(super) ahead_of_keys: *const u8,
+    /// The same for these values.
+    pub(super) ahead_of_values: *const u8,
     /// The absolute position of lane 0, a multiple of 16.
     pub(super) first: u64,
     /// Which lanes are resident, never none. Keys and values of other lanes hold anything.
@@ -80,22 +89,26 @@ pub(super) struct TileReader<'a> {
     num_rows: usize,
     /// The first segment that ends after the last tile read.
     next: usize,
+    /// The segment after those of the last tile to be read.
+    end: usize,
 }
 
 impl<'a> TileReader<'a> {
-    /// A reader that starts at `first_tile`.
+    /// A reader of `tiles`.
     pub(super) fn new(
         params: &'a AttentionParams,
         segments: &'a [Segment<'a>],
         first_tokens: &'a [usize],
         parts: Parts,
-        (num_rows, first_tile): (usize, u64),
+        (num_rows, tiles): (usize, Range<u64>),
     ) -> Self {
-        let next = segments.partition_point(|segment| segment.end() <= first_tile * TILE);
-        TileReader { params, segments, first_tokens, parts, num_rows, next }
+        let next = segments.partition_point(|segment| segment.end() <= tiles.start * TILE);
+        let end = segments.partition_point(|segment| u64::from(segment.position) < tiles.end * TILE);
+        TileReader { params, segments, first_tokens, parts, num_rows, next, end }
     }
 
-    /// The strips of `tile` with something resident, in ascending order; `tile` must not be below the last one read.
+    /// The strips of `tile` with something resident, in ascending order; `tile` must be one of the reader's and not below the
+    /// last one read.
     ///
     /// The pointers in the strips are valid until `buffers` is used again: they point into frames (borrowed for `'a`) or
     /// into `buffers`, to 16 * head_dim key elements and 16 rows of value elements (keys only: no values).
@@ -117,7 +130,7 @@ impl<'a> TileReader<'a> {
             let slots = start.saturating_sub(u64::from(segment.position)) as usize
                 ..(segment.end().min(end) - u64::from(segment.position)) as usize;
             if lined_up {
-                self.push_in_place(segment, slots, first_token, buffers);
+                self.push_in_place(self.next + i, slots, first_token, buffers);
             } else {
                 self.gather(simd, segment, slots, first_token, buffers);
             }
@@ -136,30 +149,34 @@ impl<'a> TileReader<'a> {
     }
 
     /// Adds the strips of a page that lines up with them.
-    fn push_in_place(
-        &self,
-        segment: &Segment<'_>,
-        slots: std::ops::Range<usize>,
-        first_token: usize,
-        buffers: &mut StripBuffers,
-    ) {
-        let d = self.params.head_dim;
-        let layout = self.params.layout(segment.format);
-        let strip_bytes = LANES * d * segment.format.element_bytes();
-        let (keys, values) = segment.frame.split_at(layout.part_bytes());
+    fn push_in_place(&self, index: usize, slots: Range<usize>, first_token: usize, buffers: &mut StripBuffers) {
+        let segment = &self.segments[index];
+        let later = self.segments[..self.end].get(index + STRIPS_AHEAD.div_ceil(self.params.page_size / LANES));
         for slot in slots.clone().step_by(LANES) {
+            let (keys, values) = self.parts_in_place(segment, slot);
+            let (ahead_of_keys, ahead_of_values) =
+                later.map_or((keys, values), |later| self.parts_in_place(later, slot));
             let num_resident = (slots.end - slot).min(LANES);
-            let at = slot / LANES * strip_bytes;
             buffers.strips.push(Strip {
                 format: segment.format,
-                keys: keys[at..at + strip_bytes].as_ptr(),
-                values: values[at..at + strip_bytes].as_ptr(),
-                value_stride: d,
+                keys: keys.as_ptr(),
+                values: values.as_ptr(),
+                value_stride: self.params.head_dim,
+                ahead_of_keys: ahead_of_keys.as_ptr(),
+                ahead_of_values: ahead_of_values.as_ptr(),
                 first: u64::from(segment.position) + slot as u64,
                 resident: u16::MAX >> (LANES - num_resident),
                 first_token: first_token + slot,
             });
         }
+    }
+
+    /// The keys and values of the strip of a page that starts at `slot`.
+    fn parts_in_place(&self, segment: &Segment<'a>, slot: usize) -> (&'a [u8], &'a [u8]) {
+        let (keys, values) = segment.frame.split_at(self.params.layout(segment.format).part_bytes());
+        let slot_bytes = self.params.head_dim * segment.format.element_bytes();
+        let place = slot * slot_bytes..(slot + LANES) * slot_bytes;
+        (&keys[place.clone()], &values[place])
     }
 
     /// Replaces the f16 strips by f32 copies.
@@ -177,6 +194,7 @@ impl<'a> TileReader<'a> {
             strip.keys = widen_part(simd, strip.keys, keys.next());
             // In-place strips have no padding between value rows.
             strip.values = widen_part(simd, strip.values, values.next());
+            (strip.ahead_of_keys, strip.ahead_of_values) = (strip.keys, strip.values);
         }
     }
 
@@ -185,7 +203,7 @@ impl<'a> TileReader<'a> {
         &self,
         simd: S,
         segment: &Segment<'_>,
-        slots: std::ops::Range<usize>,
+        slots: Range<usize>,
         first_token: usize,
         buffers: &mut StripBuffers,
     ) {
@@ -211,6 +229,8 @@ impl<'a> TileReader<'a> {
                     keys: std::ptr::null(),
                     values: std::ptr::null(),
                     value_stride: padded,
+                    ahead_of_keys: std::ptr::null(),
+                    ahead_of_values: std::ptr::null(),
                     first,
                     resident: 0,
                     first_token: first_token + slot,
@@ -244,6 +264,7 @@ impl<'a> TileReader<'a> {
         for ((strip, keys), values) in strips.iter_mut().zip(keys).zip(values) {
             strip.keys = keys.as_ptr().cast();
             strip.values = values.as_ptr().cast();
+            (strip.ahead_of_keys, strip.ahead_of_values) = (strip.keys, strip.values);
         }
     }
 }

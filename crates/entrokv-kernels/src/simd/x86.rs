@@ -40,7 +40,7 @@ macro_rules! op {
     ($($(#[$doc:meta])* $name:ident($($arg:ident: $ty:ty),*) -> $out:ty = $body:expr;)*) => {$(
         #[inline(always)]
         fn $name(self, $($arg: $ty),*) -> $out {
-            // SAFETY: `self` proves the instruction set; the operation touches registers only.
+            // SAFETY: `self` proves the instruction set; the operation touches registers only (`prefetch` only hints).
             unsafe { $body }
         }
     )*};
@@ -48,9 +48,11 @@ macro_rules! op {
 
 impl Simd for Avx512 {
     type V = __m512;
-    // 24 accumulators, 4 vectors of the shared operand, 4 registers to spare; the other operand is broadcast from memory.
+    // 24 accumulators of 32 registers, 4 (3) for the shared operand and 1 for the broadcast one.
     const ROWS: usize = 6;
     const COLUMNS: usize = 4;
+    const MAX_ROWS: usize = 8;
+    const MAX_ROWS_COLUMNS: usize = 3;
 
     #[inline(always)]
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
@@ -94,6 +96,7 @@ impl Simd for Avx512 {
         };
         keep(v: __m512, mask: u16, other: __m512) -> __m512 = _mm512_mask_blend_ps(mask, other, v);
         sum(v: __m512) -> f32 = sum8(_mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v)));
+        prefetch(p: *const u8) -> () = _mm_prefetch::<_MM_HINT_T1>(p.cast());
         largest(v: __m512) -> f32 = max8(_mm256_max_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v)));
     }
 }
@@ -103,6 +106,8 @@ impl Simd for Avx2 {
     // 12 accumulators of 16 registers, 2 for the shared operand and 1 for the broadcast one.
     const ROWS: usize = 6;
     const COLUMNS: usize = 1;
+    const MAX_ROWS: usize = 6;
+    const MAX_ROWS_COLUMNS: usize = 1;
 
     #[inline(always)]
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
@@ -157,6 +162,7 @@ impl Simd for Avx2 {
         keep(v: Self::V, mask: u16, other: Self::V) -> Self::V =
             (keep8(v.0, mask & 0xff, other.0), keep8(v.1, mask >> 8, other.1));
         sum(v: Self::V) -> f32 = sum8(_mm256_add_ps(v.0, v.1));
+        prefetch(p: *const u8) -> () = _mm_prefetch::<_MM_HINT_T1>(p.cast());
         largest(v: Self::V) -> f32 = max8(_mm256_max_ps(v.0, v.1));
     }
 }
