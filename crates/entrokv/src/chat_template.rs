@@ -13,7 +13,8 @@
 //! - `{% generation %}` marks are passed over.
 //!
 //! Templates come from files of unknown origin: rendering has a budget of work and of memory, and can neither read
-//! files nor call out.
+//! files nor call out. One hole is left, in `minijinja`: it prints and compares values by recursion, so a template that
+//! nests a list thousands of levels deep on purpose can end the program by stack overflow.
 //!
 //! The text contains special tokens by name, mostly the BOS too: tokenize it with special tokens parsed, and never add
 //! a second BOS.
@@ -87,7 +88,7 @@ impl ChatTemplate {
     /// As [`ChatTemplate::new`], and [`TemplateError::Metadata`] for metadata of a wrong type.
     pub fn from_metadata(metadata: &Metadata, tokenizer: &Tokenizer) -> Result<Option<Self>, TemplateError> {
         let Some(source) = metadata.str("tokenizer.chat_template").optional()? else { return Ok(None) };
-        // An id past the vocabulary is left to the tokenizer to refuse; here it is a token without a text.
+        // An id past the vocabulary is the tokenizer's to refuse; here it is a token without a text.
         let text = |id: u32| tokenizer.token_bytes(id).ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
         let id = |key| metadata.u32(key).optional();
         let special_tokens = SpecialTokenTexts {
