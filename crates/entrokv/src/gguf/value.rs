@@ -287,7 +287,9 @@ impl<'a> Array<'a> {
                     Value::read_nested(cursor, element_type, depth + 1)?;
                 }
             }
-            _ => drop(cursor.take(needed, "an array")?),
+            _ => {
+                cursor.take(needed, "an array")?;
+            }
         }
         // Every element takes a byte or more, so the count is at most the length of a slice.
         Ok(Self { element_type, len: count as usize, depth, bytes: cursor.since(start) })
