@@ -96,11 +96,14 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// Reads the tiles of one block, or of the same keys for the whole span.
-fn reader<'a>(call: &'a Call<'a>, block: &Block, parts: Parts, num_rows: usize, tiles: Range<u64>) -> TileReader<'a> {
-    let span = &call.spans[block.span];
-    let first_tokens = span.first_tokens.get(block.kv_head).map_or(&[][..], Vec::as_slice);
-    TileReader::new(call.params, &span.segments[block.kv_head], first_tokens, parts, (num_rows, tiles))
+/// Reads the `tiles` that the queries of `blocks`, consecutive ones of one span and KV head, see.
+fn reader<'a>(call: &'a Call<'a>, blocks: &'a [Block], parts: Parts, tiles: Range<u64>) -> TileReader<'a> {
+    let (first, last) = (Rows::new(call, &blocks[0]), Rows::new(call, &blocks[blocks.len() - 1]));
+    let sight = Sight { oldest: first.sight(0).oldest, newest: last.sight(last.num_rows - 1).newest };
+    let num_rows = blocks.iter().map(|block| block.num_rows(call.params)).sum();
+    let kv_head = first.block.kv_head;
+    let first_tokens = first.span.first_tokens.get(kv_head).map_or(&[][..], Vec::as_slice);
+    TileReader::new(call.params, &first.span.segments[kv_head], first_tokens, parts, (num_rows, sight), tiles)
 }
 
 /// Room for the results of `num_rows` rows in `memory` of [`kept_tile_len`] elements.
@@ -131,7 +134,8 @@ impl Kernel for Attend<'_> {
         let tile_len = kept_tile_len(call.params, rows.num_rows);
         rows.load_queries(&mut scratch.queries);
         scratch.scores.reserve(rows.num_rows * SCORE_STRIDE);
-        let mut reader = reader(call, rows.block, Parts::KeysAndValues, rows.num_rows, item.tiles.clone());
+        let block = std::slice::from_ref(rows.block);
+        let mut reader = reader(call, block, Parts::KeysAndValues, item.tiles.clone());
 
         if let Some(kept) = &item.kept {
             // SAFETY: the ranges of items are disjoint.
@@ -343,8 +347,7 @@ impl Kernel for SumColumns<'_> {
     fn run<S: Simd>(self, s: S) {
         let SumColumns { call, statistics, item, scratch } = self;
         let blocks = &call.blocks[item.blocks.clone()];
-        let num_rows = blocks.iter().map(|block| block.num_rows(call.params)).sum();
-        let mut reader = reader(call, &blocks[0], Parts::KeysOnly, num_rows, item.tile..item.tile + 1);
+        let mut reader = reader(call, blocks, Parts::KeysOnly, item.tile..item.tile + 1);
         let strips = reader.read(s, item.tile, &mut scratch.strips);
         for block in blocks.iter().filter(|block| block.tiles.contains(&item.tile)) {
             let rows = Rows::new(call, block);

@@ -7,6 +7,7 @@
 use std::ops::Range;
 
 use super::aligned::Aligned;
+use super::softmax::Sight;
 use super::{AttentionParams, Segment, TILE};
 use crate::page::PageFormat;
 use crate::simd::{Kernel, LANES, Simd};
@@ -87,6 +88,8 @@ pub(super) struct TileReader<'a> {
     parts: Parts,
     /// Rows of queries that will read each tile.
     num_rows: usize,
+    /// What some of them sees; strips out of sight are left out.
+    sight: Sight,
     /// The first segment that ends after the last tile read.
     next: usize,
     /// The segment after those of the last tile to be read.
@@ -100,20 +103,24 @@ impl<'a> TileReader<'a> {
         segments: &'a [Segment<'a>],
         first_tokens: &'a [usize],
         parts: Parts,
-        (num_rows, tiles): (usize, Range<u64>),
+        (num_rows, sight): (usize, Sight),
+        tiles: Range<u64>,
     ) -> Self {
         let next = segments.partition_point(|segment| segment.end() <= tiles.start * TILE);
         let end = segments.partition_point(|segment| u64::from(segment.position) < tiles.end * TILE);
-        TileReader { params, segments, first_tokens, parts, num_rows, next, end }
+        TileReader { params, segments, first_tokens, parts, num_rows, sight, next, end }
     }
 
-    /// The strips of `tile` with something resident, in ascending order; `tile` must be one of the reader's and not below the
-    /// last one read.
+    /// The strips of `tile` with something resident in sight, in ascending order; `tile` must be one of the reader's and
+    /// not below the last one read.
     ///
     /// The pointers in the strips are valid until `buffers` is used again: they point into frames (borrowed for `'a`) or
     /// into `buffers`, to 16 * head_dim key elements and 16 rows of value elements (keys only: no values).
     pub(super) fn read<'b, S: Simd>(&mut self, simd: S, tile: u64, buffers: &'b mut StripBuffers) -> &'b [Strip] {
-        let (start, end) = (tile * TILE, (tile + 1) * TILE);
+        // The part of the tile in sight, in whole strips.
+        let whole = LANES as u64;
+        let start = (tile * TILE).max(self.sight.oldest / whole * whole);
+        let end = ((tile + 1) * TILE).min((self.sight.newest / whole + 1) * whole);
         while self.segments.get(self.next).is_some_and(|segment| segment.end() <= start) {
             self.next += 1;
         }
