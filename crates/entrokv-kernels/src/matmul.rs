@@ -54,45 +54,85 @@ const MAX_TASK_TILES: usize = 64;
 /// If `x` has other columns than `w`, `out` is not `tokens * rows` long, or `x` was made by
 /// [`Activations::for_weights`] for other types than that of `w`.
 pub fn matmul(compute: &Compute, w: &Matrix, x: &Activations, out: &mut [f32]) {
-    assert_eq!(x.cols(), w.cols(), "activations and weights must have the same columns");
-    assert_eq!(out.len(), x.num_tokens() * w.rows(), "the output is [tokens, rows]");
-    if out.is_empty() {
+    multiply(compute, &[Product::new(compute, w, x, out)], x);
+}
+
+/// [`matmul`] of one `x` with several matrices, each into its own `out`: the same bits for one fork and join instead of
+/// several, which one token notices.
+///
+/// # Panics
+/// As [`matmul`].
+pub fn matmul_each<const N: usize>(compute: &Compute, x: &Activations, products: [(&Matrix, &mut [f32]); N]) {
+    multiply(compute, &products.map(|(w, out)| Product::new(compute, w, x, out)), x);
+}
+
+/// Shares the tiles of `products`, all with the activations `x`, among the threads.
+fn multiply(compute: &Compute, products: &[Product<'_>], x: &Activations) {
+    if x.num_tokens() == 0 {
         return;
     }
-    let task_tiles = w.num_tiles().div_ceil(compute.threads.num_threads() * TASKS_PER_THREAD).clamp(1, MAX_TASK_TILES);
-    let num_tasks = w.num_tiles().div_ceil(task_tiles);
-    let output = Output::new(out, w.rows());
-    let quantised = x.panels().and_then(|panels| Some((panels, Kernels::of(compute.isa, w.weight_type())?)));
-    compute.threads.for_each(num_tasks, |task| {
-        let tiles = task * task_tiles..w.num_tiles().min((task + 1) * task_tiles);
-        let product = TaskProduct { w, tiles, output: &output };
-        match quantised {
-            Some((panels, kernels)) => match kernels.unpacking() {
-                Some(unpacking) if panels.len() > 1 => product.unpacked(unpacking, panels),
-                _ => product.packed(kernels, panels),
+    let num_tiles: usize = products.iter().map(|product| product.w.num_tiles()).sum();
+    let task_tiles = num_tiles.div_ceil(compute.threads.num_threads() * TASKS_PER_THREAD).clamp(1, MAX_TASK_TILES);
+    let num_tasks = |product: &Product<'_>| product.w.num_tiles().div_ceil(task_tiles);
+    compute.threads.for_each(products.iter().map(num_tasks).sum(), |mut task| {
+        let mut products = products.iter();
+        // The task's product: tasks are numbered through all of them.
+        let product = loop {
+            let product = products.next().expect("there are as many tasks as the products have together");
+            match task.checked_sub(num_tasks(product)) {
+                Some(rest) => task = rest,
+                None => break product,
+            }
+        };
+        let tiles = task * task_tiles..product.w.num_tiles().min((task + 1) * task_tiles);
+        let part = ProductPart { product, tiles };
+        match (product.kernels, x.panels()) {
+            (Some(kernels), Some(panels)) => match kernels.unpacking() {
+                Some(unpacking) if panels.len() > 1 => part.unpacked(unpacking, panels),
+                _ => part.packed(kernels, panels),
             },
-            None => product.floats(FloatKernels::of(compute.isa, w.weight_type()), x),
+            _ => part.floats(product.float_kernels, x),
         }
     });
 }
 
-/// What one task computes: some row tiles, all tokens.
-struct TaskProduct<'a> {
+/// A product to be computed.
+struct Product<'a> {
     w: &'a Matrix,
-    tiles: std::ops::Range<usize>,
-    output: &'a Output<'a>,
+    output: Output<'a>,
+    kernels: Option<Kernels>,
+    float_kernels: FloatKernels,
 }
 
-impl TaskProduct<'_> {
+impl<'a> Product<'a> {
+    fn new(compute: &Compute, w: &'a Matrix, x: &Activations, out: &'a mut [f32]) -> Self {
+        assert_eq!(x.cols(), w.cols(), "activations and weights must have the same columns");
+        assert_eq!(out.len(), x.num_tokens() * w.rows(), "the output is [tokens, rows]");
+        Self {
+            w,
+            output: Output::new(out, w.rows()),
+            kernels: Kernels::of(compute.isa, w.weight_type()),
+            float_kernels: FloatKernels::of(compute.isa, w.weight_type()),
+        }
+    }
+}
+
+/// What one task computes of a product: some row tiles, all tokens.
+struct ProductPart<'a> {
+    product: &'a Product<'a>,
+    tiles: std::ops::Range<usize>,
+}
+
+impl ProductPart<'_> {
     /// Panels of tokens straight over packed tiles.
     fn packed(self, kernels: Kernels, panels: &[Panel]) {
-        let cols = self.w.cols();
+        let cols = self.product.w.cols();
         let span_panels = (SPAN_BYTES / (PANEL_TOKENS * cols)).max(1);
         for (span, panels) in panels.chunks(span_panels).enumerate() {
             for tile in self.tiles.clone() {
                 for (index, panel) in panels.iter().enumerate() {
                     let mut sums = [[0.0; TILE_ROWS]; PANEL_TOKENS];
-                    kernels.tokens(self.w.tile(tile), cols / STEP_COLS, panel, &mut sums);
+                    kernels.tokens(self.product.w.tile(tile), cols / STEP_COLS, panel, &mut sums);
                     let first_token = (span * span_panels + index) * PANEL_TOKENS;
                     self.write(first_token, tile, &sums[..panel.num_tokens]);
                 }
@@ -103,13 +143,13 @@ impl TaskProduct<'_> {
     /// Stretch by stretch of a tile: unpacked once, then all panels of a span of tokens.
     fn unpacked(self, unpacking: Unpacking, panels: &[Panel]) {
         const SPAN_PANELS: usize = SPAN_BYTES / (PANEL_TOKENS * STRETCH_STEPS * STEP_COLS);
-        let num_steps = self.w.cols() / STEP_COLS;
+        let num_steps = self.product.w.cols() / STEP_COLS;
         let mut scratch = Scratch::zeroed();
         for (span, panels) in panels.chunks(SPAN_PANELS).enumerate() {
             for first_step in (0..num_steps).step_by(STRETCH_STEPS) {
                 let steps = first_step..num_steps.min(first_step + STRETCH_STEPS);
                 for tile in self.tiles.clone() {
-                    unpacking.unpack(self.w.tile(tile), steps.clone(), &mut scratch);
+                    unpacking.unpack(self.product.w.tile(tile), steps.clone(), &mut scratch);
                     for (index, panel) in panels.iter().enumerate() {
                         let first_token = (span * SPAN_PANELS + index) * PANEL_TOKENS;
                         let mut sums = [[0.0; TILE_ROWS]; PANEL_TOKENS];
@@ -127,12 +167,12 @@ impl TaskProduct<'_> {
     /// All tokens in f32, stretch by stretch of a tile.
     fn floats(self, kernels: FloatKernels, x: &Activations) {
         let floats = x.floats().expect("activations are kept for the types that meet them, as documented");
-        let cols = self.w.cols();
+        let cols = self.product.w.cols();
         let mut weights = FloatTile::zeroed();
         for tile in self.tiles.clone() {
             for first_col in (0..cols).step_by(FLOAT_COLS) {
                 let stretch = first_col..cols.min(first_col + FLOAT_COLS);
-                kernels.weights(self.w, tile, stretch.clone(), &mut weights);
+                kernels.weights(self.product.w, tile, stretch.clone(), &mut weights);
                 for (index, rows) in floats.chunks(FLOAT_TOKENS * cols).enumerate() {
                     let num_tokens = rows.len() / cols;
                     let mut sums = [[0.0; TILE_ROWS]; FLOAT_TOKENS];
@@ -151,7 +191,7 @@ impl TaskProduct<'_> {
         assert!(self.tiles.contains(&tile));
         for (token, sums) in sums.iter().enumerate() {
             // SAFETY: the tile is this task's (line above), and tasks have disjoint tiles.
-            unsafe { self.output.write(first_token + token, tile, sums) };
+            unsafe { self.product.output.write(first_token + token, tile, sums) };
         }
     }
 
@@ -160,7 +200,7 @@ impl TaskProduct<'_> {
         assert!(self.tiles.contains(&tile));
         for (token, sums) in sums.iter_mut().enumerate() {
             // SAFETY: the tile is this task's (line above), and tasks have disjoint tiles.
-            unsafe { self.output.read(first_token + token, tile, sums) };
+            unsafe { self.product.output.read(first_token + token, tile, sums) };
         }
     }
 }

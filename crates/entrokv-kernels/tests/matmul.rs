@@ -7,7 +7,7 @@ use entrokv_kernels::activations::{Activations, Arithmetic};
 use entrokv_kernels::compute::Compute;
 use entrokv_kernels::dequantize::dequantize;
 use entrokv_kernels::isa::Isa;
-use entrokv_kernels::matmul::matmul;
+use entrokv_kernels::matmul::{matmul, matmul_each};
 use entrokv_kernels::matrix::{Matrix, MatrixError};
 use entrokv_kernels::weight_type::WeightType;
 
@@ -245,6 +245,32 @@ fn bits_depend_on_neither_batch_nor_threads_nor_place() {
                         x.chunks(chunk * cols).flat_map(|x| product(&one, arithmetic, &w, x)).collect();
                     assert!(same_bits(&apart, &together), "{ty} {isa} {arithmetic:?} {chunk} at a time");
                 }
+            }
+        }
+    }
+}
+
+#[test]
+fn products_with_several_matrices_are_those_with_each() {
+    let mut random = Random(17);
+    for threads in [1, 2] {
+        let compute = compute(Isa::detect(), threads);
+        for tokens in [1, 11] {
+            let cols = 512;
+            let x = normals(&mut random, tokens * cols);
+            let shapes = [(WeightType::Q4K, 100), (WeightType::F16, 3), (WeightType::Q6K, 40)];
+            let matrices = shapes.map(|(ty, rows)| {
+                let bytes = random_weights(&mut random, ty, rows, cols, Scale::Sane);
+                Matrix::pack(&compute, ty, rows, cols, &bytes).expect("a valid matrix")
+            });
+            let mut activations = Activations::new(Arithmetic::Int8);
+            activations.load(&compute, &x, cols);
+            let [mut a, mut b, mut c] = matrices.each_ref().map(|w| vec![f32::NAN; tokens * w.rows()]);
+            let [first, second, third] = &matrices;
+            let products = [(first, &mut a[..]), (second, &mut b[..]), (third, &mut c[..])];
+            matmul_each(&compute, &activations, products);
+            for (w, got) in matrices.iter().zip([a, b, c]) {
+                assert!(same_bits(&got, &product(&compute, Arithmetic::Int8, w, &x)), "{}", w.weight_type());
             }
         }
     }

@@ -44,17 +44,17 @@ pub(super) fn tokens<L: Layout>(tile: Tile<'_>, steps: Range<usize>, panel: &Pan
     for first in (0..panel.num_tokens).step_by(MAX_TOKENS) {
         let steps = steps.clone();
         match panel.num_tokens - first {
-            1 => num_tokens::<L, 1>(tile, steps, panel, first, sums),
-            2 => num_tokens::<L, 2>(tile, steps, panel, first, sums),
-            3 => num_tokens::<L, 3>(tile, steps, panel, first, sums),
-            _ => num_tokens::<L, MAX_TOKENS>(tile, steps, panel, first, sums),
+            1 => num_tokens::<L, 1, 2>(tile, steps, panel, first, sums),
+            2 => num_tokens::<L, 2, 1>(tile, steps, panel, first, sums),
+            3 => num_tokens::<L, 3, 1>(tile, steps, panel, first, sums),
+            _ => num_tokens::<L, MAX_TOKENS, 1>(tile, steps, panel, first, sums),
         }
     }
 }
 
-/// [`tokens`] for `T` tokens from `first` on: their sums and integer sums are registers.
+/// [`tokens`] for `T` tokens from `first` on, `S` sides of the tile at a time: their sums and integer sums are registers.
 #[target_feature(enable = "avx2,fma,f16c")]
-fn num_tokens<L: Layout, const T: usize>(
+fn num_tokens<L: Layout, const T: usize, const S: usize>(
     tile: Tile<'_>,
     steps: Range<usize>,
     panel: &Panel,
@@ -62,15 +62,20 @@ fn num_tokens<L: Layout, const T: usize>(
     sums: &mut [Sums; PANEL_TOKENS],
 ) {
     let units = L::STEP_UNITS;
-    for side in 0..2 {
-        let mut token_sums = [_mm256_setzero_ps(); T];
-        for (to, from) in token_sums.iter_mut().zip(&sums[first..]) {
-            *to = load_f32(side_of(from, side));
+    for first_side in (0..2).step_by(S) {
+        let mut token_sums = [[_mm256_setzero_ps(); T]; S];
+        for (side, token_sums) in token_sums.iter_mut().enumerate() {
+            for (to, from) in token_sums.iter_mut().zip(&sums[first..]) {
+                *to = load_f32(side_of(from, first_side + side));
+            }
         }
         let blocks =
             tile.codes.chunks_exact(L::STEP_BYTES * L::BLOCK_STEPS).zip(tile.scales.chunks_exact(L::BLOCK_SCALE_BYTES));
         for (first_step, (codes, scales)) in steps.clone().step_by(L::BLOCK_STEPS).zip(blocks) {
-            let block_scales = BlockScales::load::<L>(scales, side);
+            let mut block_scales = [BlockScales::load::<L>(scales, first_side); S];
+            if S == 2 {
+                block_scales[S - 1] = BlockScales::load::<L>(scales, 1);
+            }
             for step in 0..L::BLOCK_STEPS {
                 let codes = &codes[step * L::STEP_BYTES..][..L::STEP_BYTES];
                 let at = (first_step + step) * panel.num_tokens + first;
@@ -78,34 +83,43 @@ fn num_tokens<L: Layout, const T: usize>(
                 let x_sums = &offset_sums::<L>(panel)[at * units..(at + T) * units];
                 let x_mins = &min_sums::<L>(panel)[at * units..(at + T) * units];
                 for half in 0..units {
-                    let mut dots = [_mm256_setzero_si256(); T];
-                    for (token, dot) in dots.iter_mut().enumerate() {
-                        *dot = start::<L>(x_sums[token * units + half]);
+                    let mut dots = [[_mm256_setzero_si256(); T]; S];
+                    for token in 0..T {
+                        let start = start::<L>(x_sums[token * units + half]);
+                        for dots in &mut dots {
+                            dots[token] = start;
+                        }
                     }
                     let groups = half * L::UNIT_GROUPS..(half + 1) * L::UNIT_GROUPS;
                     for first in groups.step_by(narrow_groups::<L>()) {
-                        let mut narrow = [_mm256_setzero_si256(); T];
+                        let mut narrow = [[_mm256_setzero_si256(); T]; S];
                         for g in first..first + narrow_groups::<L>() {
-                            let codes = Codes::of::<L>(group::<L>(codes, g, side));
-                            for (narrow, words) in narrow.iter_mut().zip(words) {
-                                *narrow = _mm256_add_epi16(*narrow, codes.pair_sums::<L>(words[g]));
+                            for (side, narrow) in narrow.iter_mut().enumerate() {
+                                let codes = Codes::of::<L>(group::<L>(codes, g, first_side + side));
+                                for (narrow, words) in narrow.iter_mut().zip(words) {
+                                    *narrow = _mm256_add_epi16(*narrow, codes.pair_sums::<L>(words[g]));
+                                }
                             }
                         }
-                        for (dot, narrow) in dots.iter_mut().zip(narrow) {
-                            *dot = widen(*dot, narrow);
+                        for (dot, narrow) in dots.as_flattened_mut().iter_mut().zip(narrow.as_flattened()) {
+                            *dot = widen(*dot, *narrow);
                         }
                     }
-                    let (scale, min) = block_scales.unit::<L>(scales, step * units + half, side);
-                    for token in 0..T {
-                        let x_min = x_mins[token * units + half];
-                        token_sums[token] =
-                            add_unit::<L>(token_sums[token], dots[token], scale, x_scales[token], min, x_min);
+                    for (side, token_sums) in token_sums.iter_mut().enumerate() {
+                        let unit = step * units + half;
+                        let (scale, min) = block_scales[side].unit::<L>(scales, unit, first_side + side);
+                        for (token, sum) in token_sums.iter_mut().enumerate() {
+                            let x_min = x_mins[token * units + half];
+                            *sum = add_unit::<L>(*sum, dots[side][token], scale, x_scales[token], min, x_min);
+                        }
                     }
                 }
             }
         }
-        for (to, from) in sums[first..].iter_mut().zip(token_sums) {
-            store_f32(from, side_of_mut(to, side));
+        for (side, token_sums) in token_sums.into_iter().enumerate() {
+            for (to, from) in sums[first..].iter_mut().zip(token_sums) {
+                store_f32(from, side_of_mut(to, first_side + side));
+            }
         }
     }
 }
@@ -256,6 +270,7 @@ fn field(packed: &[u8], at: usize, from: usize, mask: i8, to: usize) -> __m256i 
 }
 
 /// `d` and `m` of a packed block for the 8 rows of one side; zero where there are none.
+#[derive(Clone, Copy)]
 struct BlockScales {
     d: __m256,
     m: __m256,
