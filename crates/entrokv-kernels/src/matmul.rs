@@ -39,7 +39,10 @@ use output::Output;
 /// The sums of one row tile for one token.
 type Sums = [f32; TILE_ROWS];
 
-/// Bytes of activations that go over some tiles before the next ones come: these stay in the second-level cache.
+/// Bytes of packed tiles that all tokens pass before the next tiles come: these stay in the second-level cache.
+const GROUP_BYTES: usize = 256 * 1024;
+
+/// Bytes of activations that pass unpacked tiles before the next ones come: these stay in the second-level cache.
 const SPAN_BYTES: usize = 512 * 1024;
 
 /// Parts that a thread's share of the tiles is cut into, so that a thread that was interrupted is helped.
@@ -124,17 +127,18 @@ struct ProductPart<'a> {
 }
 
 impl ProductPart<'_> {
-    /// Panels of tokens straight over packed tiles.
+    /// Panels of tokens straight over packed tiles: a few tiles stay in the second-level cache while all panels pass, a
+    /// panel in the first-level one while these tiles pass, and a token's outputs are written side by side.
     fn packed(self, kernels: Kernels, panels: &[Panel]) {
-        let cols = self.product.w.cols();
-        let span_panels = (SPAN_BYTES / (PANEL_TOKENS * cols)).max(1);
-        for (span, panels) in panels.chunks(span_panels).enumerate() {
-            for tile in self.tiles.clone() {
-                for (index, panel) in panels.iter().enumerate() {
+        let w = self.product.w;
+        let group_tiles = (GROUP_BYTES / w.tile(0).len()).max(1);
+        for first_tile in self.tiles.clone().step_by(group_tiles) {
+            let tiles = first_tile..self.tiles.end.min(first_tile + group_tiles);
+            for (index, panel) in panels.iter().enumerate() {
+                for tile in tiles.clone() {
                     let mut sums = [[0.0; TILE_ROWS]; PANEL_TOKENS];
-                    kernels.tokens(self.product.w.tile(tile), cols / STEP_COLS, panel, &mut sums);
-                    let first_token = (span * span_panels + index) * PANEL_TOKENS;
-                    self.write(first_token, tile, &sums[..panel.num_tokens]);
+                    kernels.tokens(w.tile(tile), w.cols() / STEP_COLS, panel, &mut sums);
+                    self.write(index * PANEL_TOKENS, tile, &sums[..panel.num_tokens]);
                 }
             }
         }

@@ -19,26 +19,20 @@ use packing::Packing;
 /// Rows that a tile interleaves: the f32 lanes of the widest vector.
 pub(crate) const TILE_ROWS: usize = 16;
 
+/// What tiles are aligned to.
+const CACHE_LINE: usize = 64;
+
 /// The weights of one linear layer, [rows = output features, cols = input features], ready to be multiplied with.
 #[derive(Debug)]
 pub struct Matrix {
     weight_type: WeightType,
     rows: usize,
     cols: usize,
-    /// Bytes of a tile's codes (or float weights); its scales follow.
-    code_bytes: usize,
-    /// Bytes from one tile to the next, a multiple of 64.
+    /// Bytes of a tile.
     tile_bytes: usize,
+    /// Bytes from one tile to the next, a multiple of 64.
+    tile_stride: usize,
     memory: Memory,
-}
-
-/// The bytes of one tile.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Tile<'a> {
-    /// Codes, or float weights; 64-byte aligned.
-    pub(crate) codes: &'a [u8],
-    /// Scales, empty in float types; 32-byte aligned.
-    pub(crate) scales: &'a [u8],
 }
 
 impl Matrix {
@@ -67,28 +61,30 @@ impl Matrix {
             return Err(MatrixError::WrongLength { weight_type, rows, cols, got: bytes.len(), expected });
         }
 
-        let layout = with_block_format!(
+        let tile_bytes = with_block_format!(
             weight_type,
-            F => packing::layout::<F>(cols),
-            else packing::float_layout(weight_type, cols)
+            F => (cols / F::BLOCK_LEN).checked_mul(F::BLOCK_PACKED_BYTES),
+            else cols.checked_mul(TILE_ROWS * weight_type.block_bytes())
         );
-        let Some((code_bytes, tile_bytes)) = layout else { return Err(too_large) };
-        let Some(held_bytes) = tile_bytes.checked_mul(rows.div_ceil(TILE_ROWS)) else { return Err(too_large) };
+        let tile_stride = tile_bytes.and_then(|bytes| bytes.checked_next_multiple_of(CACHE_LINE));
+        let held_bytes = tile_stride.and_then(|stride| stride.checked_mul(rows.div_ceil(TILE_ROWS)));
+        let (Some(tile_bytes), Some(tile_stride), Some(held_bytes)) = (tile_bytes, tile_stride, held_bytes) else {
+            return Err(too_large);
+        };
         let mut memory =
             Memory::zeroed(held_bytes).map_err(|source| MatrixError::OutOfMemory { bytes: held_bytes, source })?;
 
-        compute.threads.for_each_chunk(memory.bytes_mut(), tile_bytes, |tile, packed| {
+        compute.threads.for_each_chunk(memory.bytes_mut(), tile_stride, |tile, packed| {
             let rows = bytes[tile * TILE_ROWS * row_bytes..].chunks_exact(row_bytes).take(TILE_ROWS);
-            let (codes, scales) = packed.split_at_mut(code_bytes);
             for (lane, row) in rows.enumerate() {
                 with_block_format!(
                     weight_type,
-                    F => packing::put_row::<F>(lane, row, codes, scales),
-                    else packing::put_float_row(lane, weight_type.block_bytes(), row, codes)
+                    F => packing::put_row::<F>(lane, row, packed),
+                    else packing::put_float_row(lane, weight_type.block_bytes(), row, packed)
                 );
             }
         });
-        Ok(Matrix { weight_type, rows, cols, code_bytes, tile_bytes, memory })
+        Ok(Matrix { weight_type, rows, cols, tile_bytes, tile_stride, memory })
     }
 
     /// The type its weights came in.
@@ -124,7 +120,7 @@ impl Matrix {
             F => packing::dequantize_lane::<F>(tile, lane, out),
             else {
                 let width = self.weight_type.block_bytes();
-                for (elements, out) in tile.codes.chunks_exact(TILE_ROWS * width).zip(out.chunks_exact_mut(1)) {
+                for (elements, out) in tile.chunks_exact(TILE_ROWS * width).zip(out.chunks_exact_mut(1)) {
                     dequantize(self.weight_type, &elements[lane * width..][..width], out);
                 }
             }
@@ -136,16 +132,9 @@ impl Matrix {
         self.rows.div_ceil(TILE_ROWS)
     }
 
-    /// Tile `index`, rows `16 * index ..`.
-    pub(crate) fn tile(&self, index: usize) -> Tile<'_> {
-        let bytes = &self.memory.bytes()[index * self.tile_bytes..][..self.tile_bytes];
-        let (codes, rest) = bytes.split_at(self.code_bytes);
-        let scale_bytes = with_block_format!(
-            self.weight_type,
-            F => self.cols / F::BLOCK_LEN * F::BLOCK_SCALE_BYTES,
-            else 0
-        );
-        Tile { codes, scales: &rest[..scale_bytes] }
+    /// Bytes of tile `index`, rows `16 * index ..`, in the order of [`packing`].
+    pub(crate) fn tile(&self, index: usize) -> &[u8] {
+        &self.memory.bytes()[index * self.tile_stride..][..self.tile_bytes]
     }
 }
 

@@ -14,11 +14,11 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::Sums;
-use super::layout::{Layout, ScaleLayout, Scratch, UNIT_SCALE_BYTES};
+use super::layout::{Layout, ScaleLayout, Scratch, UNIT_SCALE_BYTES, blocks_of};
 use crate::activations::{PANEL_TOKENS, Panel};
 use crate::dequantize::{BlockFormat, Scales};
-use crate::matrix::packing::{AFTER_NIBBLES, AFTER_PAIRS, GROUP_BYTES, Packing, STEP_GROUPS};
-use crate::matrix::{TILE_ROWS, Tile};
+use crate::matrix::TILE_ROWS;
+use crate::matrix::packing::{AFTER_NIBBLES, AFTER_PAIRS, GROUP_BYTES, Packing};
 
 /// Rows of one register.
 const LANES: usize = 8;
@@ -40,7 +40,7 @@ const fn narrow_groups<L: Layout>() -> usize {
 
 /// Adds the products of steps `steps` of every token in `panel` to the token's sums; `tile` starts at the first of them.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn tokens<L: Layout>(tile: Tile<'_>, steps: Range<usize>, panel: &Panel, sums: &mut [Sums; PANEL_TOKENS]) {
+pub(super) fn tokens<L: Layout>(tile: &[u8], steps: Range<usize>, panel: &Panel, sums: &mut [Sums; PANEL_TOKENS]) {
     for first in (0..panel.num_tokens).step_by(MAX_TOKENS) {
         let steps = steps.clone();
         match panel.num_tokens - first {
@@ -55,7 +55,7 @@ pub(super) fn tokens<L: Layout>(tile: Tile<'_>, steps: Range<usize>, panel: &Pan
 /// [`tokens`] for `T` tokens from `first` on, `S` sides of the tile at a time: their sums and integer sums are registers.
 #[target_feature(enable = "avx2,fma,f16c")]
 fn num_tokens<L: Layout, const T: usize, const S: usize>(
-    tile: Tile<'_>,
+    tile: &[u8],
     steps: Range<usize>,
     panel: &Panel,
     first: usize,
@@ -69,9 +69,8 @@ fn num_tokens<L: Layout, const T: usize, const S: usize>(
                 *to = load_f32(side_of(from, first_side + side));
             }
         }
-        let blocks =
-            tile.codes.chunks_exact(L::STEP_BYTES * L::BLOCK_STEPS).zip(tile.scales.chunks_exact(L::BLOCK_SCALE_BYTES));
-        for (first_step, (codes, scales)) in steps.clone().step_by(L::BLOCK_STEPS).zip(blocks) {
+        for (first_step, block) in steps.clone().step_by(L::BLOCK_STEPS).zip(tile.chunks_exact(L::BLOCK_BYTES)) {
+            let (scales, codes) = block.split_at(L::BLOCK_SCALE_BYTES);
             let mut block_scales = [BlockScales::load::<L>(scales, first_side); S];
             if S == 2 {
                 block_scales[S - 1] = BlockScales::load::<L>(scales, 1);
@@ -126,28 +125,21 @@ fn num_tokens<L: Layout, const T: usize, const S: usize>(
 
 /// Unpacks `steps` of a packed tile, whole blocks.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn unpack<L: Layout>(tile: Tile<'_>, steps: Range<usize>, scratch: &mut Scratch) {
-    let codes = &tile.codes[steps.start * L::STEP_BYTES..steps.end * L::STEP_BYTES];
-    for (packed, groups) in codes.chunks_exact(L::STEP_BYTES).zip(scratch.codes.chunks_exact_mut(STEP_GROUPS)) {
-        for (g, to) in groups.iter_mut().enumerate() {
-            for side in 0..2 {
-                store(group::<L>(packed, g, side), to, side);
-            }
-        }
-    }
-    let blocks = steps.start / L::BLOCK_STEPS..steps.end / L::BLOCK_STEPS;
-    let scales = &tile.scales[blocks.start * L::BLOCK_SCALE_BYTES..blocks.end * L::BLOCK_SCALE_BYTES];
-    let values_per_unit = if L::HAS_MIN { 2 } else { 1 };
-    let mut to = scratch.scales.chunks_exact_mut(values_per_unit * L::STEP_UNITS);
-    for packed in scales.chunks_exact(L::BLOCK_SCALE_BYTES) {
-        let sides = [BlockScales::load::<L>(packed, 0), BlockScales::load::<L>(packed, 1)];
-        for (step, to) in (0..L::BLOCK_STEPS).zip(&mut to) {
-            for half in 0..L::STEP_UNITS {
-                for (side, block_scales) in sides.iter().enumerate() {
-                    let (scale, min) = block_scales.unit::<L>(packed, step * L::STEP_UNITS + half, side);
-                    store(_mm256_castps_si256(scale), &mut to[half], side);
+pub(super) fn unpack<L: Layout>(tile: &[u8], steps: Range<usize>, scratch: &mut Scratch) {
+    let mut to = scratch.steps_mut::<L>();
+    for block in blocks_of::<L>(tile, steps) {
+        let (scales, codes) = block.split_at(L::BLOCK_SCALE_BYTES);
+        let sides = [BlockScales::load::<L>(scales, 0), BlockScales::load::<L>(scales, 1)];
+        for ((step, codes), (values, groups)) in codes.chunks_exact(L::STEP_BYTES).enumerate().zip(&mut to) {
+            for (side, block_scales) in sides.iter().enumerate() {
+                for (g, to) in groups.iter_mut().enumerate() {
+                    store(group::<L>(codes, g, side), to, side);
+                }
+                for half in 0..L::STEP_UNITS {
+                    let (scale, min) = block_scales.unit::<L>(scales, step * L::STEP_UNITS + half, side);
+                    store(_mm256_castps_si256(scale), &mut values[half], side);
                     if L::HAS_MIN {
-                        store(_mm256_castps_si256(min), &mut to[L::STEP_UNITS + half], side);
+                        store(_mm256_castps_si256(min), &mut values[L::STEP_UNITS + half], side);
                     }
                 }
             }

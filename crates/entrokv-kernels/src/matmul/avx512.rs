@@ -12,15 +12,15 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::Sums;
-use super::layout::{Layout, ScaleLayout, Scratch, UNIT_SCALE_BYTES};
+use super::layout::{Layout, ScaleLayout, Scratch, UNIT_SCALE_BYTES, blocks_of};
 use crate::activations::{PANEL_TOKENS, Panel};
 use crate::dequantize::{BlockFormat, Scales};
-use crate::matrix::packing::{AFTER_NIBBLES, AFTER_PAIRS, GROUP_BYTES, Packing, STEP_GROUPS};
-use crate::matrix::{TILE_ROWS, Tile};
+use crate::matrix::TILE_ROWS;
+use crate::matrix::packing::{AFTER_NIBBLES, AFTER_PAIRS, GROUP_BYTES, Packing};
 
 /// Adds the products of steps `steps` of every token in `panel` to the token's sums; `tile` starts at the first of them.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub(super) fn tokens<L: Layout>(tile: Tile<'_>, steps: Range<usize>, panel: &Panel, sums: &mut [Sums; PANEL_TOKENS]) {
+pub(super) fn tokens<L: Layout>(tile: &[u8], steps: Range<usize>, panel: &Panel, sums: &mut [Sums; PANEL_TOKENS]) {
     match panel.num_tokens {
         1 => num_tokens::<L, 1>(tile, steps, panel, sums),
         2 => num_tokens::<L, 2>(tile, steps, panel, sums),
@@ -36,7 +36,7 @@ pub(super) fn tokens<L: Layout>(tile: Tile<'_>, steps: Range<usize>, panel: &Pan
 /// [`tokens`] with their number known: the sums and integer sums of `T` tokens are registers.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn num_tokens<L: Layout, const T: usize>(
-    tile: Tile<'_>,
+    tile: &[u8],
     steps: Range<usize>,
     panel: &Panel,
     sums: &mut [Sums; PANEL_TOKENS],
@@ -45,15 +45,16 @@ fn num_tokens<L: Layout, const T: usize>(
     for (to, from) in token_sums.iter_mut().zip(sums.iter()) {
         *to = load_f32(from);
     }
-    let blocks =
-        tile.codes.chunks_exact(L::STEP_BYTES * L::BLOCK_STEPS).zip(tile.scales.chunks_exact(L::BLOCK_SCALE_BYTES));
     let (from, to, units) = (steps.start * T, steps.end * T, L::STEP_UNITS);
     let x = panel.words[from..to]
         .chunks_exact(L::BLOCK_STEPS * T)
         .zip(panel.scales[from..to].chunks_exact(L::BLOCK_STEPS * T));
     let x_sums = offset_sums::<L>(panel)[from * units..to * units].chunks_exact(L::BLOCK_UNITS * T);
     let x_mins = min_sums::<L>(panel)[from * units..to * units].chunks_exact(L::BLOCK_UNITS * T);
-    for (((words, x_scales), (x_sums, x_mins)), (codes, scales)) in x.zip(x_sums.zip(x_mins)).zip(blocks) {
+    for (((words, x_scales), (x_sums, x_mins)), block) in
+        x.zip(x_sums.zip(x_mins)).zip(tile.chunks_exact(L::BLOCK_BYTES))
+    {
+        let (scales, codes) = block.split_at(L::BLOCK_SCALE_BYTES);
         let block_scales = BlockScales::load::<L>(scales);
         for step in 0..L::BLOCK_STEPS {
             let codes = &codes[step * L::STEP_BYTES..][..L::STEP_BYTES];
@@ -86,25 +87,20 @@ fn num_tokens<L: Layout, const T: usize>(
 
 /// Unpacks `steps` of a packed tile, whole blocks.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub(super) fn unpack<L: Layout>(tile: Tile<'_>, steps: Range<usize>, scratch: &mut Scratch) {
-    let codes = &tile.codes[steps.start * L::STEP_BYTES..steps.end * L::STEP_BYTES];
-    for (packed, groups) in codes.chunks_exact(L::STEP_BYTES).zip(scratch.codes.chunks_exact_mut(STEP_GROUPS)) {
-        for (g, to) in groups.iter_mut().enumerate() {
-            store(group::<L>(packed, g), to);
-        }
-    }
-    let blocks = steps.start / L::BLOCK_STEPS..steps.end / L::BLOCK_STEPS;
-    let scales = &tile.scales[blocks.start * L::BLOCK_SCALE_BYTES..blocks.end * L::BLOCK_SCALE_BYTES];
-    let values_per_unit = if L::HAS_MIN { 2 } else { 1 };
-    let mut to = scratch.scales.chunks_exact_mut(values_per_unit * L::STEP_UNITS);
-    for packed in scales.chunks_exact(L::BLOCK_SCALE_BYTES) {
-        let block_scales = BlockScales::load::<L>(packed);
-        for (step, to) in (0..L::BLOCK_STEPS).zip(&mut to) {
+pub(super) fn unpack<L: Layout>(tile: &[u8], steps: Range<usize>, scratch: &mut Scratch) {
+    let mut to = scratch.steps_mut::<L>();
+    for block in blocks_of::<L>(tile, steps) {
+        let (scales, codes) = block.split_at(L::BLOCK_SCALE_BYTES);
+        let block_scales = BlockScales::load::<L>(scales);
+        for ((step, codes), (values, groups)) in codes.chunks_exact(L::STEP_BYTES).enumerate().zip(&mut to) {
+            for (g, to) in groups.iter_mut().enumerate() {
+                store(group::<L>(codes, g), to);
+            }
             for half in 0..L::STEP_UNITS {
-                let (scale, min) = block_scales.unit::<L>(packed, step * L::STEP_UNITS + half);
-                store(_mm512_castps_si512(scale), &mut to[half]);
+                let (scale, min) = block_scales.unit::<L>(scales, step * L::STEP_UNITS + half);
+                store(_mm512_castps_si512(scale), &mut values[half]);
                 if L::HAS_MIN {
-                    store(_mm512_castps_si512(min), &mut to[L::STEP_UNITS + half]);
+                    store(_mm512_castps_si512(min), &mut values[L::STEP_UNITS + half]);
                 }
             }
         }

@@ -12,7 +12,7 @@ use super::{Sums, scalar};
 use super::{avx2, avx512};
 use crate::dequantize::BlockFormat;
 use crate::matrix::packing::{Packing, STEP_COLS, STEP_GROUPS};
-use crate::matrix::{Matrix, TILE_ROWS, Tile};
+use crate::matrix::{Matrix, TILE_ROWS};
 
 /// Columns of a stretch of f32 weights (16 KiB of them): a multiple of every block and of [`PART_COLS`].
 pub(super) const FLOAT_COLS: usize = 256;
@@ -97,13 +97,8 @@ fn bf16_weights(w: &Matrix, tile: usize, cols: Range<usize>, weights: &mut Float
 
 /// Converts elements of `N` bytes.
 #[inline(always)]
-fn convert<const N: usize>(
-    tile: Tile<'_>,
-    cols: Range<usize>,
-    weights: &mut FloatTile,
-    value: impl Fn([u8; N]) -> f32,
-) {
-    let (elements, _) = tile.codes[cols.start * TILE_ROWS * N..cols.end * TILE_ROWS * N].as_chunks::<N>();
+fn convert<const N: usize>(tile: &[u8], cols: Range<usize>, weights: &mut FloatTile, value: impl Fn([u8; N]) -> f32) {
+    let (elements, _) = tile[cols.start * TILE_ROWS * N..cols.end * TILE_ROWS * N].as_chunks::<N>();
     for (weight, &element) in weights.0.as_flattened_mut().iter_mut().zip(elements) {
         *weight = value(element);
     }
@@ -119,7 +114,7 @@ pub(super) fn f16_scalar(w: &Matrix, tile: usize, cols: Range<usize>, weights: &
 #[target_feature(enable = "avx2,f16c")]
 pub(super) fn f16_f16c(w: &Matrix, tile: usize, cols: Range<usize>, weights: &mut FloatTile) {
     let tile = w.tile(tile);
-    let (elements, _) = tile.codes[cols.start * TILE_ROWS * 2..cols.end * TILE_ROWS * 2].as_chunks::<16>();
+    let (elements, _) = tile[cols.start * TILE_ROWS * 2..cols.end * TILE_ROWS * 2].as_chunks::<16>();
     let (weights, _) = weights.0.as_flattened_mut().as_chunks_mut::<8>();
     for (weights, elements) in weights.iter_mut().zip(elements) {
         // SAFETY: 16 readable bytes and 8 writable f32, no alignment asked for.
@@ -136,17 +131,13 @@ fn dequantised<F: BlockFormat>(
     tile: usize,
     cols: Range<usize>,
     weights: &mut FloatTile,
-    unpack: impl Fn(Tile<'_>, Range<usize>, &mut Scratch),
+    unpack: impl Fn(&[u8], Range<usize>, &mut Scratch),
 ) {
     let mut scratch = Scratch::zeroed();
     unpack(w.tile(tile), cols.start / STEP_COLS..cols.end / STEP_COLS, &mut scratch);
     let units = F::STEP_UNITS;
-    let steps = scratch
-        .codes
-        .chunks_exact(STEP_GROUPS)
-        .zip(scratch.scales.chunks_exact(if F::HAS_MIN { 2 * units } else { units }))
-        .zip(weights.0.chunks_exact_mut(STEP_COLS));
-    for ((codes, scales), weights) in steps.take(cols.len() / STEP_COLS) {
+    let steps = scratch.steps::<Packed<F>>().zip(weights.0.chunks_exact_mut(STEP_COLS));
+    for ((scales, codes), weights) in steps.take(cols.len() / STEP_COLS) {
         for (group, weights) in weights.chunks_exact_mut(4).enumerate() {
             let unit = group * units / STEP_GROUPS;
             let value = |unit: usize, lane: usize| f32::from_le_bytes(scales[unit].as_chunks().0[lane]);

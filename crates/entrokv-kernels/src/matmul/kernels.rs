@@ -13,11 +13,11 @@ use super::{avx2, avx512};
 use crate::activations::{PANEL_TOKENS, Panel};
 use crate::dequantize::{BlockFormat, with_block_format};
 use crate::isa::{Isa, Level};
-use crate::matrix::{Matrix, Tile};
+use crate::matrix::Matrix;
 use crate::weight_type::WeightType;
 
-type Tokens = unsafe fn(Tile<'_>, Range<usize>, &Panel, &mut [Sums; PANEL_TOKENS]);
-type Unpack = unsafe fn(Tile<'_>, Range<usize>, &mut Scratch);
+type Tokens = unsafe fn(&[u8], Range<usize>, &Panel, &mut [Sums; PANEL_TOKENS]);
+type Unpack = unsafe fn(&[u8], Range<usize>, &mut Scratch);
 
 /// The int8 kernels of one quantised type on one instruction set.
 ///
@@ -70,7 +70,7 @@ impl Kernels {
     }
 
     /// Adds the products of all `num_steps` steps of `tile` with each token of `panel` to the token's `sums`.
-    pub(super) fn tokens(self, tile: Tile<'_>, num_steps: usize, panel: &Panel, sums: &mut [Sums; PANEL_TOKENS]) {
+    pub(super) fn tokens(self, tile: &[u8], num_steps: usize, panel: &Panel, sums: &mut [Sums; PANEL_TOKENS]) {
         // SAFETY: the CPU has the instruction set, by the invariant.
         unsafe { (self.tokens)(tile, 0..num_steps, panel, sums) }
     }
@@ -83,7 +83,7 @@ impl Kernels {
 
 impl Unpacking {
     /// Unpacks `steps` of `tile`, which start and end with a block.
-    pub(super) fn unpack(self, tile: Tile<'_>, steps: Range<usize>, scratch: &mut Scratch) {
+    pub(super) fn unpack(self, tile: &[u8], steps: Range<usize>, scratch: &mut Scratch) {
         // SAFETY: the CPU has the instruction set, by the invariant.
         unsafe { (self.unpack)(tile, steps, scratch) }
     }
@@ -91,7 +91,7 @@ impl Unpacking {
     /// Adds the products of `steps`, which have been unpacked, with each token of `panel` to the token's `sums`.
     pub(super) fn tokens(self, scratch: &Scratch, steps: Range<usize>, panel: &Panel, sums: &mut [Sums; PANEL_TOKENS]) {
         // SAFETY: the CPU has the instruction set, by the invariant.
-        unsafe { (self.tokens)(scratch.tile(), steps, panel, sums) }
+        unsafe { (self.tokens)(scratch.bytes(), steps, panel, sums) }
     }
 }
 

@@ -4,15 +4,16 @@
 //! of bytes, and scales that are f32.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use crate::dequantize::{BlockFormat, Scales};
+use crate::matrix::TILE_ROWS;
 use crate::matrix::packing::{GROUP_BYTES, Packing, STEP_GROUPS};
-use crate::matrix::{TILE_ROWS, Tile};
 
 /// Where a kernel finds codes and scales, and what they mean.
 ///
-/// Codes come in steps of [`Self::STEP_BYTES`], scales in blocks of [`Self::BLOCK_SCALE_BYTES`] for
-/// [`Self::BLOCK_STEPS`] steps.
+/// Weights come in blocks of [`Self::BLOCK_BYTES`]: [`Self::BLOCK_SCALE_BYTES`] of scales, then [`Self::BLOCK_STEPS`]
+/// steps of codes.
 pub(super) trait Layout {
     /// The type whose codes these are.
     type Format: BlockFormat;
@@ -24,6 +25,8 @@ pub(super) trait Layout {
     const BLOCK_STEPS: usize;
     /// Bytes of a block's scales.
     const BLOCK_SCALE_BYTES: usize;
+    /// Bytes of a block.
+    const BLOCK_BYTES: usize = Self::BLOCK_SCALE_BYTES + Self::STEP_BYTES * Self::BLOCK_STEPS;
     /// Bytes of a step's codes.
     const STEP_BYTES: usize = GROUP_BYTES * Self::STORED_BITS as usize;
     /// Units of a step.
@@ -34,6 +37,8 @@ pub(super) trait Layout {
     const UNIT_GROUPS: usize = STEP_GROUPS / Self::STEP_UNITS;
     /// Whether units have minima.
     const HAS_MIN: bool = Self::Format::HAS_MIN;
+    /// Scales and minima of a step.
+    const STEP_VALUES: usize = if Self::HAS_MIN { 2 * Self::STEP_UNITS } else { Self::STEP_UNITS };
 }
 
 /// How a layout spells scales.
@@ -43,6 +48,12 @@ pub(super) enum ScaleLayout {
     Packed(Scales),
     /// Per unit of the block 16 f32 scales, then per unit, where there are minima, 16 f32 minima.
     Float,
+}
+
+/// The blocks of `tile` that hold `steps`, which start and end with a block.
+pub(super) fn blocks_of<L: Layout>(tile: &[u8], steps: Range<usize>) -> impl Iterator<Item = &[u8]> {
+    let (start, end) = (steps.start / L::BLOCK_STEPS, steps.end / L::BLOCK_STEPS);
+    tile[start * L::BLOCK_BYTES..end * L::BLOCK_BYTES].chunks_exact(L::BLOCK_BYTES)
 }
 
 /// A tile as [`crate::matrix::packing`] packs it.
@@ -64,7 +75,7 @@ impl<F: BlockFormat> Layout for Unpacked<F> {
     const STORED_BITS: u32 = 8;
     const SCALES: ScaleLayout = ScaleLayout::Float;
     const BLOCK_STEPS: usize = 1;
-    const BLOCK_SCALE_BYTES: usize = UNIT_SCALE_BYTES * F::STEP_UNITS * if F::HAS_MIN { 2 } else { 1 };
+    const BLOCK_SCALE_BYTES: usize = UNIT_SCALE_BYTES * Self::STEP_VALUES;
 }
 
 /// Bytes of the f32 scales of one unit of 16 rows.
@@ -74,25 +85,31 @@ pub(super) const UNIT_SCALE_BYTES: usize = 4 * TILE_ROWS;
 /// over them. A multiple of the steps of every block.
 pub(super) const STRETCH_STEPS: usize = 32;
 
-/// Room for a stretch of a tile, unpacked.
+/// Room for a stretch of a tile in the layout [`Unpacked`]: cache lines of f32 scales, at most 4 a step, and of codes.
 #[repr(C, align(64))]
-pub(super) struct Scratch {
-    /// Groups of codes, eight a step.
-    pub(super) codes: [[u8; GROUP_BYTES]; STRETCH_STEPS * STEP_GROUPS],
-    /// Scales as [`ScaleLayout::Float`] has them.
-    pub(super) scales: [[u8; UNIT_SCALE_BYTES]; STRETCH_STEPS * 4],
-}
+pub(super) struct Scratch([[u8; GROUP_BYTES]; STRETCH_STEPS * (4 + STEP_GROUPS)]);
+
+const _: () = assert!(UNIT_SCALE_BYTES == GROUP_BYTES);
 
 impl Scratch {
     pub(super) fn zeroed() -> Self {
-        Self {
-            codes: [[0; GROUP_BYTES]; STRETCH_STEPS * STEP_GROUPS],
-            scales: [[0; UNIT_SCALE_BYTES]; STRETCH_STEPS * 4],
-        }
+        Self([[0; GROUP_BYTES]; STRETCH_STEPS * (4 + STEP_GROUPS)])
     }
 
-    /// What has been unpacked, in the layout [`Unpacked`].
-    pub(super) fn tile(&self) -> Tile<'_> {
-        Tile { codes: self.codes.as_flattened(), scales: self.scales.as_flattened() }
+    /// Its bytes, step after step.
+    pub(super) fn bytes(&self) -> &[u8] {
+        self.0.as_flattened()
+    }
+
+    /// Scales (per unit, then minima per unit) and groups of codes, step by step.
+    pub(super) fn steps<L: Layout>(&self) -> impl Iterator<Item = (&[[u8; UNIT_SCALE_BYTES]], &[[u8; GROUP_BYTES]])> {
+        self.0.chunks_exact(L::STEP_VALUES + STEP_GROUPS).map(|step| step.split_at(L::STEP_VALUES))
+    }
+
+    /// [`Self::steps`], to be written.
+    pub(super) fn steps_mut<L: Layout>(
+        &mut self,
+    ) -> impl Iterator<Item = (&mut [[u8; UNIT_SCALE_BYTES]], &mut [[u8; GROUP_BYTES]])> {
+        self.0.chunks_exact_mut(L::STEP_VALUES + STEP_GROUPS).map(|step| step.split_at_mut(L::STEP_VALUES))
     }
 }

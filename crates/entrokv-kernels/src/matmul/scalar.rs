@@ -3,24 +3,25 @@
 use std::ops::Range;
 
 use super::Sums;
-use super::layout::{Layout, ScaleLayout, Scratch, UNIT_SCALE_BYTES};
+use super::layout::{Layout, ScaleLayout, Scratch, UNIT_SCALE_BYTES, blocks_of};
 use crate::activations::{PANEL_TOKENS, Panel};
 use crate::dequantize::{BlockFormat, UnitScales};
+use crate::matrix::TILE_ROWS;
 use crate::matrix::packing::{AFTER_NIBBLES, AFTER_PAIRS, GROUP_BYTES, STEP_GROUPS, scales_of};
-use crate::matrix::{TILE_ROWS, Tile};
 
 /// Adds the products of steps `steps` of every token in `panel` to the token's sums; `tile` starts at the first of them.
-pub(super) fn tokens<L: Layout>(tile: Tile<'_>, steps: Range<usize>, panel: &Panel, sums: &mut [Sums; PANEL_TOKENS]) {
+pub(super) fn tokens<L: Layout>(tile: &[u8], steps: Range<usize>, panel: &Panel, sums: &mut [Sums; PANEL_TOKENS]) {
     let mut codes = [[0; GROUP_BYTES]; STEP_GROUPS];
     let mut units = [[UnitScales { scale: 0.0, min: 0.0 }; TILE_ROWS]; 16];
     for (index, step) in steps.enumerate() {
-        let packed = &tile.codes[index * L::STEP_BYTES..][..L::STEP_BYTES];
+        let block = &tile[index / L::BLOCK_STEPS * L::BLOCK_BYTES..][..L::BLOCK_BYTES];
+        let (scales, packed) = block.split_at(L::BLOCK_SCALE_BYTES);
+        let packed = &packed[index % L::BLOCK_STEPS * L::STEP_BYTES..][..L::STEP_BYTES];
         for (g, group) in codes.iter_mut().enumerate() {
             unpack_group::<L>(packed, g, group);
         }
         if index.is_multiple_of(L::BLOCK_STEPS) {
-            let packed = &tile.scales[index / L::BLOCK_STEPS * L::BLOCK_SCALE_BYTES..][..L::BLOCK_SCALE_BYTES];
-            unpack_scales::<L>(packed, &mut units);
+            unpack_scales::<L>(scales, &mut units);
         }
         let units = &units[index % L::BLOCK_STEPS * L::STEP_UNITS..][..L::STEP_UNITS];
         for (token, sums) in sums[..panel.num_tokens].iter_mut().enumerate() {
@@ -50,24 +51,22 @@ pub(super) fn tokens<L: Layout>(tile: Tile<'_>, steps: Range<usize>, panel: &Pan
 }
 
 /// Unpacks `steps` of a packed tile, whole blocks.
-pub(super) fn unpack<L: Layout>(tile: Tile<'_>, steps: Range<usize>, scratch: &mut Scratch) {
-    let codes = &tile.codes[steps.start * L::STEP_BYTES..steps.end * L::STEP_BYTES];
-    for (packed, groups) in codes.chunks_exact(L::STEP_BYTES).zip(scratch.codes.chunks_exact_mut(STEP_GROUPS)) {
-        for (g, group) in groups.iter_mut().enumerate() {
-            unpack_group::<L>(packed, g, group);
-        }
-    }
+pub(super) fn unpack<L: Layout>(tile: &[u8], steps: Range<usize>, scratch: &mut Scratch) {
     let mut units = [[UnitScales { scale: 0.0, min: 0.0 }; TILE_ROWS]; 16];
-    let values_per_unit = if L::HAS_MIN { 2 } else { 1 };
-    let mut to = scratch.scales.chunks_exact_mut(values_per_unit * L::STEP_UNITS);
-    for block in steps.start / L::BLOCK_STEPS..steps.end / L::BLOCK_STEPS {
-        unpack_scales::<L>(&tile.scales[block * L::BLOCK_SCALE_BYTES..][..L::BLOCK_SCALE_BYTES], &mut units);
-        for (units, to) in units[..L::BLOCK_UNITS].chunks_exact(L::STEP_UNITS).zip(&mut to) {
+    let mut to = scratch.steps_mut::<L>();
+    for block in blocks_of::<L>(tile, steps) {
+        let (scales, codes) = block.split_at(L::BLOCK_SCALE_BYTES);
+        unpack_scales::<L>(scales, &mut units);
+        let steps = codes.chunks_exact(L::STEP_BYTES).zip(units.chunks_exact(L::STEP_UNITS));
+        for ((packed, units), (scales, groups)) in steps.zip(&mut to) {
+            for (g, group) in groups.iter_mut().enumerate() {
+                unpack_group::<L>(packed, g, group);
+            }
             for (half, units) in units.iter().enumerate() {
                 for (lane, unit) in units.iter().enumerate() {
-                    to[half][4 * lane..][..4].copy_from_slice(&unit.scale.to_le_bytes());
+                    scales[half][4 * lane..][..4].copy_from_slice(&unit.scale.to_le_bytes());
                     if L::HAS_MIN {
-                        to[L::STEP_UNITS + half][4 * lane..][..4].copy_from_slice(&unit.min.to_le_bytes());
+                        scales[L::STEP_UNITS + half][4 * lane..][..4].copy_from_slice(&unit.min.to_le_bytes());
                     }
                 }
             }
