@@ -78,9 +78,20 @@ impl PageLayout {
                 values.zip(v).for_each(|(element, x)| *element = x.to_ne_bytes());
             }
             PageFormat::F16 => {
-                let keys = keys.as_chunks_mut().0[place.first..].iter_mut().step_by(place.stride);
-                encode_f16(k, keys);
-                encode_f16(v, values.as_chunks_mut().0[first_value..].iter_mut());
+                let keys = &mut keys.as_chunks_mut().0[place.first..];
+                let values = &mut values.as_chunks_mut().0[first_value..];
+                // In blocks, because `half` looks for the CPU's conversion once a slice: rounding one element at a time
+                // takes longer than the rest.
+                let mut rounded = [f16::ZERO; 64];
+                for (block, (k, v)) in k.chunks(64).zip(v.chunks(64)).enumerate() {
+                    let rounded = &mut rounded[..k.len()];
+                    rounded.convert_from_f32_slice(k);
+                    let keys = keys[block * 64 * place.stride..].iter_mut().step_by(place.stride);
+                    keys.zip(&*rounded).for_each(|(element, x)| *element = x.to_ne_bytes());
+                    rounded.convert_from_f32_slice(v);
+                    let values = values[block * 64..].iter_mut();
+                    values.zip(&*rounded).for_each(|(element, x)| *element = x.to_ne_bytes());
+                }
             }
         }
     }
@@ -122,18 +133,6 @@ impl PageLayout {
 pub(crate) struct KeyPlace {
     pub(crate) first: usize,
     pub(crate) stride: usize,
-}
-
-/// Rounds `x` to f16 into `elements`. In blocks, because `half` looks for the CPU's conversion once a slice: rounding one
-/// element at a time takes longer than the rest of writing a token.
-fn encode_f16<'a>(x: &[f32], mut elements: impl Iterator<Item = &'a mut [u8; 2]>) {
-    let mut rounded = [f16::ZERO; 64];
-    for x in x.chunks(rounded.len()) {
-        let rounded = &mut rounded[..x.len()];
-        rounded.convert_from_f32_slice(x);
-        // `rounded` first: the side of a zip that ends first must be asked first, else an element is lost.
-        rounded.iter().zip(&mut elements).for_each(|(x, element)| *element = x.to_ne_bytes());
-    }
 }
 
 #[cfg(test)]
