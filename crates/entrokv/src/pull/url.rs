@@ -92,6 +92,7 @@ impl UrlPull<'_> {
             status => return Err(self.status_error(status).into()),
         };
         watch.set_total(total);
+        watch.set_back(partial.bytes());
         let needed = total.unwrap_or(0).saturating_sub(partial.bytes());
         free_space::require(needed, self.slot.work(), self.probe)?;
         transfer::drain(Box::pin(response.bytes_stream()), partial, total, &self.public_url(), watch).await

@@ -14,18 +14,25 @@ pub(crate) struct Watch<'a> {
     cancel: &'a AtomicBool,
     progress: &'a mut dyn Progress,
     total: Option<u64>,
+    /// Most bytes reported as brought so far: a package is first downloaded and then unpacked, and no bar should run backwards.
+    furthest: u64,
 }
 
 impl<'a> Watch<'a> {
     /// Watches a job over `total` bytes, where that is known already.
     pub(crate) fn new(cancel: &'a AtomicBool, progress: &'a mut dyn Progress, total: Option<u64>) -> Self {
-        Self { cancel, progress, total }
+        Self { cancel, progress, total, furthest: 0 }
     }
 
     /// Corrects the size of the job once the server has told it.
     #[cfg(feature = "hub")]
     pub(crate) fn set_total(&mut self, total: Option<u64>) {
         self.total = total;
+    }
+
+    /// Lets the next report fall behind the last: the job starts again from `done` bytes.
+    pub(crate) fn set_back(&mut self, done: u64) {
+        self.furthest = done;
     }
 
     /// Whether the caller has asked to stop.
@@ -40,6 +47,14 @@ impl<'a> Watch<'a> {
 
     /// Reports `done` bytes of the job, then checks for the wish to stop.
     pub(crate) fn report(&mut self, stage: Stage, done: u64) -> Result<(), PullError> {
+        let done = match stage {
+            // These count something else than the bytes brought.
+            Stage::Waiting | Stage::Checking => done,
+            Stage::Downloading | Stage::Unpacking | Stage::Finishing => {
+                self.furthest = self.furthest.max(done);
+                self.furthest
+            }
+        };
         let bytes_done = self.total.map_or(done, |total| done.min(total));
         self.progress.update(Update { stage, bytes_done, bytes_total: self.total });
         self.check()

@@ -27,6 +27,7 @@ fn packages_are_joined_in_numeric_order_and_nothing_else_stays() {
     assert_eq!(listing(&shelf.cache()), WHOLE);
     let total = shelf.content.len() as u64;
     assert!(updates.iter().all(|update| update.bytes_total == Some(total) && update.bytes_done <= total));
+    assert!(updates.is_sorted_by_key(|update| update.bytes_done), "the bar runs backwards: {updates:?}");
     assert_eq!(
         *updates.last().unwrap(),
         Update { stage: Stage::Finishing, bytes_done: total, bytes_total: Some(total) }
