@@ -1,6 +1,6 @@
 //! Weights as f32, bit for bit as PyPI's `gguf` package computes them.
 //!
-//! What the bytes of a block mean is said once, in [`block_format`]; this module and the packing of [`crate::matrix`] both
+//! What the bytes of a block mean is said once, in `block_format`; this module and the packing of [`crate::matrix`] both
 //! read it there.
 
 pub(crate) mod block_format;

@@ -3,8 +3,8 @@
 //! Invariant: possession is proof. An [`Isa`] exists only if this CPU has every feature it names, so that a kernel which
 //! was handed one may call a `#[target_feature]` function of that level without another check.
 //!
-//! Adding an instruction set: one variant of [`Level`], its feature test, its name, and one arm wherever a kernel matches
-//! on [`Isa::level`]. The tests run over [`Isa::available`], so that they cover it from then on.
+//! Adding an instruction set: one variant of `Level`, its feature test, its name, and one arm wherever a kernel matches
+//! on `Isa::level`. The tests run over [`Isa::available`], so that they cover it from then on.
 
 use thiserror::Error;
 

@@ -12,7 +12,7 @@
 //!
 //! Tokens, eight at a time with their sums in registers, run over packed tiles: a single one is bound by memory. Where
 //! taking codes apart costs more than that, many tokens share a stretch of a tile that is unpacked to bytes and f32 scales
-//! in the first-level cache: [`kernels`] says for which types.
+//! in the first-level cache: `kernels` says for which types.
 //!
 //! Non-finite scales and sums beyond f32 give infinities and NaN by the rules of IEEE 754, in that order of operations.
 

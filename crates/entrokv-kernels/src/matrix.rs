@@ -1,8 +1,8 @@
 //! Weight matrices, repacked when they are loaded into the order in which the kernels read them.
 //!
-//! A matrix is cut into *tiles* of [`TILE_ROWS`] rows whose data are interleaved, so that one vector register holds the
+//! A matrix is cut into *tiles* of 16 rows whose data are interleaved, so that one vector register holds the
 //! same columns of 16 rows and a dot product needs no sum across lanes. What that costs and the order of the bytes:
-//! [`packing`]. Nothing is lost: [`Matrix::dequantize_row`] gives back the bits that the file's bytes stand for.
+//! `packing`. Nothing is lost: [`Matrix::dequantize_row`] gives back the bits that the file's bytes stand for.
 
 mod memory;
 pub(crate) mod packing;

@@ -336,6 +336,31 @@ fn zeros_give_zero_and_bad_activations_nan() {
 }
 
 #[test]
+fn a_scale_that_is_not_finite_spoils_its_row_alone() {
+    let mut random = Random(19);
+    for ty in WeightType::ALL.into_iter().filter(|ty| ty.is_quantised()) {
+        for bad in [half::f16::INFINITY, half::f16::NEG_INFINITY, half::f16::NAN] {
+            let (rows, cols, bad_row) = (35, 512, 20);
+            let mut bytes = random_weights(&mut random, ty, rows, cols, Scale::Sane);
+            let row_bytes = bytes.len() / rows;
+            bytes[bad_row * row_bytes + f16_fields(ty)[0]..][..2].copy_from_slice(&bad.to_le_bytes());
+            let x = normals(&mut random, 9 * cols);
+            let mut first: Option<Vec<f32>> = None;
+            for isa in Isa::available() {
+                let compute = compute(isa, 1);
+                let w = Matrix::pack(&compute, ty, rows, cols, &bytes).expect("a valid matrix");
+                let y = product(&compute, Arithmetic::Int8, &w, &x);
+                for (at, y) in y.iter().enumerate() {
+                    assert_eq!(y.is_finite(), at % rows != bad_row, "{ty} {isa} {bad} [{at}]");
+                }
+                assert!(first.as_ref().is_none_or(|first| same_bits(first, &y)), "{ty} {isa} {bad}");
+                first = Some(y);
+            }
+        }
+    }
+}
+
+#[test]
 fn bad_matrices_are_refused_with_figures() {
     let compute = compute(Isa::SCALAR, 1);
     let error = |ty, rows, cols, len: usize| Matrix::pack(&compute, ty, rows, cols, &vec![0; len]).unwrap_err();
