@@ -1,1 +1,325 @@
-//! To come: eviction.
+//! Eviction of one sequence: attention rows in, page fates out.
+//!
+//! Scoring, pooling heads, allotting the budget, selecting and freeing are separate steps, and all but the bookkeeping
+//! lives in `entrokv-cache`. This file knows when each happens (the rules are `docs/architecture.md`, "When pages go"):
+//! * while a prompt is read, the rows its policy asked for are collected ([`Eviction::tap_prompt`], [`Eviction::observe`]);
+//! * at its end the budget is fixed and everything over it goes ([`Eviction::end_prompt`]);
+//! * a rolling policy also sees the row of every token generated, and evicts a page of each KV group before it opens
+//!   another ([`Eviction::make_room`]).
+//!
+//! Only global layers are ever scored or freed; window layers look after themselves.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use entrokv_cache::{
+    AttentionRows, Budget, BudgetError, CacheShape, EvictionPolicy, KvCache, KvGroup, LayerKind, OpenPage, PageFate,
+    PageIndex, PageKind, PagePool, PageScorer, PageSpan, ResolvedBudget, RowSource, RowTap, Schedule, pages_to_evict,
+    select_pages,
+};
+use entrokv_kernels::attention::Tap;
+
+use crate::sequence::EvictionOptions;
+
+/// What eviction did to a sequence so far.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EvictionReport {
+    /// Pages freed.
+    pub pages_evicted: u64,
+    /// Mean over KV groups of pages held over pages its one set needs, at the last eviction: 1 by construction, counted.
+    pub uor: f64,
+    /// Mean over KV groups of what heads choosing alone would have held, in the same unit.
+    pub uor_per_head: f64,
+    /// Attention rows dropped for holding something that is no number.
+    pub nan_rows: u64,
+    /// Whether the budget was below the smallest possible and was raised to it.
+    pub budget_raised: bool,
+}
+
+impl Default for EvictionReport {
+    fn default() -> Self {
+        Self { pages_evicted: 0, uor: 1.0, uor_per_head: 1.0, nan_rows: 0, budget_raised: false }
+    }
+}
+
+/// The cap of one turn of a sequence and what keeps it.
+pub(crate) struct Eviction {
+    policy: Arc<dyn EvictionPolicy>,
+    budget: Budget,
+    shape: Arc<CacheShape>,
+    kind: PageKind,
+    /// Fixed when the prompt has been read.
+    resolved: Option<ResolvedBudget>,
+    /// One scorer a KV group of the global layers, in (layer, KV head) order.
+    groups: Vec<ScoredGroup>,
+    /// First entry of `groups` of each layer; `None` for window layers.
+    first_group: Vec<Option<usize>>,
+    /// Prompt rows added into the column sums so far, where the policy asked for those.
+    num_summed_rows: Vec<usize>,
+    /// Bytes held right after the last eviction at a prompt's end.
+    held_after_prompt: Option<u64>,
+    report: EvictionReport,
+    scratch: Scratch,
+}
+
+struct ScoredGroup {
+    group: KvGroup,
+    scorer: Box<dyn PageScorer>,
+    /// Column sums of the prompt's rows `[group_size, tokens]`, handed to the scorer at its end.
+    column_sums: Vec<f32>,
+}
+
+/// Buffers of the decode path.
+#[derive(Default)]
+struct Scratch {
+    positions: Vec<u32>,
+    indices: Vec<PageIndex>,
+    spans: Vec<PageSpan>,
+    scores: Vec<f32>,
+}
+
+impl Eviction {
+    /// A cap for a sequence of `shape` whose pages are of `kind`.
+    ///
+    /// # Errors
+    /// An absolute budget below what the policy pins.
+    pub(crate) fn new(options: &EvictionOptions, shape: &Arc<CacheShape>, kind: PageKind) -> Result<Self, BudgetError> {
+        let policy = Arc::clone(&options.policy);
+        options.budget.check(shape, kind, &policy.pins())?;
+        let (mut groups, mut first_group) = (Vec::new(), Vec::new());
+        for (layer, layer_kind) in shape.layers.iter().enumerate() {
+            if matches!(layer_kind, LayerKind::Window(_)) {
+                first_group.push(None);
+                continue;
+            }
+            first_group.push(Some(groups.len()));
+            for kv_head in 0..shape.num_kv_heads as u32 {
+                let group = KvGroup { layer: layer as u32, kv_head };
+                let scorer = policy.scorer(shape, group);
+                groups.push(ScoredGroup { group, scorer, column_sums: Vec::new() });
+            }
+        }
+        Ok(Self {
+            policy,
+            budget: options.budget,
+            shape: Arc::clone(shape),
+            kind,
+            resolved: None,
+            num_summed_rows: vec![0; shape.layers.len()],
+            groups,
+            first_group,
+            held_after_prompt: None,
+            report: EvictionReport::default(),
+            scratch: Scratch::default(),
+        })
+    }
+
+    /// Goes on counting where the last turn of the sequence ended.
+    pub(crate) fn carry_totals(&mut self, last: &Self) {
+        self.report = last.report();
+    }
+
+    /// Whether the policy is shown rows in the current phase, so that no step may run twice.
+    pub(crate) fn is_watching(&self) -> bool {
+        let needs = self.policy.needs();
+        if self.resolved.is_some() { needs.step_rows } else { needs.prompt != RowTap::None }
+    }
+
+    /// What attention should record of a prompt's `rows` (absolute positions); the prompt ends before `prompt_end`.
+    pub(crate) fn tap_prompt(
+        &mut self,
+        layer: usize,
+        rows: Range<usize>,
+        prompt_end: usize,
+        resident: &[usize],
+    ) -> Tap {
+        let Some(first) = self.first_group[layer] else { return Tap::None };
+        let window = match self.policy.needs().prompt {
+            RowTap::None => return Tap::None,
+            RowTap::Last => 1,
+            RowTap::Window(window) => window,
+            RowTap::Accumulated => {
+                let groups = &mut self.groups[first..first + self.shape.num_kv_heads];
+                let out = groups.iter_mut().zip(resident);
+                let widen = |(group, &tokens): (&mut ScoredGroup, &usize)| {
+                    widen(std::mem::take(&mut group.column_sums), self.shape.group_size, tokens)
+                };
+                self.num_summed_rows[layer] += rows.len();
+                return Tap::ColumnSums { out: out.map(widen).collect() };
+            }
+        };
+        let from = prompt_end.saturating_sub(window).max(rows.start);
+        if from < rows.end { Tap::Rows { from_row: from - rows.start, out: Vec::new() } } else { Tap::None }
+    }
+
+    /// What attention should record of the row of a generated token.
+    pub(crate) fn tap_answer(&self, layer: usize) -> Tap {
+        if self.first_group[layer].is_some() && self.policy.needs().step_rows && self.resolved.is_some() {
+            Tap::Rows { from_row: 0, out: Vec::new() }
+        } else {
+            Tap::None
+        }
+    }
+
+    /// Shows the policy what attention recorded in `layer`.
+    pub(crate) fn observe(&mut self, cache: &KvCache, layer: usize, source: RowSource, tap: Tap) {
+        let Some(first) = self.first_group[layer] else { return };
+        let groups = &mut self.groups[first..first + self.shape.num_kv_heads];
+        match tap {
+            Tap::None => {}
+            Tap::ColumnSums { out } => {
+                for (group, sums) in groups.iter_mut().zip(out) {
+                    group.column_sums = sums;
+                }
+            }
+            Tap::Rows { out, .. } => {
+                for (group, rows) in groups.iter_mut().zip(&out) {
+                    positions(cache, group.group, &mut self.scratch.positions);
+                    group.scorer.observe(AttentionRows {
+                        source,
+                        group_size: self.shape.group_size,
+                        positions: &self.scratch.positions,
+                        rows,
+                    });
+                }
+            }
+        }
+    }
+
+    /// Fixes the budget of a prompt of `logical_len` tokens (all turns counted) and frees what is over it.
+    pub(crate) fn end_prompt(&mut self, cache: &mut KvCache, pool: &mut PagePool, logical_len: usize) {
+        let pins = self.policy.pins();
+        let resolved = self.budget.resolve(&self.shape, self.kind, logical_len, &pins);
+        // An absolute budget was checked when the turn began, and a fraction is raised to the smallest possible.
+        let resolved = resolved.expect("a budget that passed its check resolves");
+        self.report.budget_raised |= resolved.raised;
+        let keep = resolved.pages_per_group;
+        self.resolved = Some(resolved);
+        let open = if cache.open_page().is_some() { OpenPage::Newest } else { OpenPage::None };
+        let (mut held, mut needed, mut alone) = (0.0, 0.0, 0.0);
+        for group in &mut self.groups {
+            if self.num_summed_rows[group.group.layer as usize] > 0 {
+                positions(cache, group.group, &mut self.scratch.positions);
+                let num_rows = self.num_summed_rows[group.group.layer as usize];
+                group.scorer.observe(AttentionRows {
+                    source: RowSource::ColumnSums { num_rows },
+                    group_size: self.shape.group_size,
+                    positions: &self.scratch.positions,
+                    rows: &group.column_sums,
+                });
+                group.column_sums = Vec::new();
+            }
+            group.scorer.end_prompt();
+            let table = cache.table(group.group);
+            if table.len() > keep {
+                self.scratch.read(cache, group.group);
+                group.scorer.score(&self.scratch.spans, &mut self.scratch.scores);
+                let pinned = pins.pinned(&self.scratch.indices, self.shape.page_size, keep, open);
+                let kept = select_pages(&self.scratch.scores, keep, &pinned);
+                alone += group.scorer.uor_per_head(&self.scratch.spans, keep);
+                let mut fates = vec![PageFate::Free; table.len()];
+                for page in kept.iter() {
+                    fates[page] = PageFate::Keep;
+                }
+                self.report.pages_evicted += (table.len() - kept.len()) as u64;
+                cache.apply(pool, group.group, &fates).expect("the open page is pinned, and no page changes its kind");
+                held += cache.table(group.group).len() as f64 / kept.len() as f64;
+            } else {
+                held += 1.0;
+                alone += 1.0;
+            }
+            needed += 1.0;
+        }
+        if needed > 0.0 {
+            (self.report.uor, self.report.uor_per_head) = (held / needed, alone / needed);
+        }
+        self.held_after_prompt = Some(cache.footprint().global_bytes);
+    }
+
+    /// Frees a page of each KV group that is about to open one beyond its budget; `next` is the position to be written.
+    pub(crate) fn make_room(&mut self, cache: &mut KvCache, pool: &mut PagePool, next: usize) {
+        let Some(resolved) = self.resolved.as_ref().filter(|resolved| !resolved.unlimited) else { return };
+        let opens_page = next.is_multiple_of(self.shape.page_size);
+        if !opens_page || self.policy.schedule() == Schedule::Once || next < cache.logical_len() {
+            return;
+        }
+        let keep = resolved.pages_per_group - 1;
+        let pins = self.policy.pins();
+        for group in &mut self.groups {
+            let table = cache.table(group.group);
+            if table.len() <= keep {
+                continue;
+            }
+            self.scratch.read(cache, group.group);
+            group.scorer.score(&self.scratch.spans, &mut self.scratch.scores);
+            let pinned = pins.pinned(&self.scratch.indices, self.shape.page_size, keep + 1, OpenPage::Next);
+            let mut fates = vec![PageFate::Keep; table.len()];
+            for page in pages_to_evict(&self.scratch.scores, &pinned, keep) {
+                fates[page] = PageFate::Free;
+                self.report.pages_evicted += 1;
+            }
+            cache.apply(pool, group.group, &fates).expect("no page is open here, and none changes its kind");
+        }
+    }
+
+    /// The resolved cap in payload bytes; `None` before the prompt has been read, and where it caps nothing.
+    pub(crate) fn budget_bytes(&self) -> Option<u64> {
+        self.resolved.as_ref().filter(|resolved| !resolved.unlimited).map(|resolved| resolved.bytes)
+    }
+
+    /// What grew since the prompt's end under a schedule that evicts once.
+    pub(crate) fn appended_bytes(&self, held: u64) -> u64 {
+        match (self.policy.schedule(), self.held_after_prompt) {
+            (Schedule::Once, Some(before)) => held.saturating_sub(before),
+            _ => 0,
+        }
+    }
+
+    /// Memory of the policy's own state.
+    pub(crate) fn state_bytes(&self) -> u64 {
+        self.groups.iter().map(|g| g.scorer.state_bytes() + (g.column_sums.capacity() * size_of::<f32>()) as u64).sum()
+    }
+
+    /// What eviction did so far, all turns counted.
+    pub(crate) fn report(&self) -> EvictionReport {
+        let here: u64 = self.groups.iter().map(|group| group.scorer.nan_rows()).sum();
+        EvictionReport { nan_rows: self.report.nan_rows + here, ..self.report }
+    }
+}
+
+/// Absolute positions of the tokens of `group`, ascending: the columns of its attention rows.
+fn positions(cache: &KvCache, group: KvGroup, out: &mut Vec<u32>) {
+    out.clear();
+    for page in cache.table(group) {
+        let first = page.first_position(cache.shape().page_size);
+        out.extend(first..first + page.len);
+    }
+}
+
+impl Scratch {
+    /// Notes the resident pages of `group`.
+    fn read(&mut self, cache: &KvCache, group: KvGroup) {
+        self.indices.clear();
+        self.spans.clear();
+        let page_size = cache.shape().page_size;
+        for page in cache.table(group) {
+            self.indices.push(page.index);
+            self.spans.push(PageSpan { first_position: page.first_position(page_size), len: page.len });
+        }
+    }
+}
+
+/// Column sums of more tokens than before: the new ones begin at 0.
+fn widen(old: Vec<f32>, group_size: usize, tokens: usize) -> Vec<f32> {
+    let before = old.len() / group_size;
+    if before == tokens {
+        return old;
+    }
+    let mut new = vec![0.0; group_size * tokens];
+    if before > 0 {
+        for (new, old) in new.chunks_exact_mut(tokens).zip(old.chunks_exact(before)) {
+            new[..before].copy_from_slice(old);
+        }
+    }
+    new
+}

@@ -1,18 +1,60 @@
 //! EntroKV: an LLM inference engine whose KV cache is allocated, scored and freed at (layer, KV head, page).
+//!
+//! ```no_run
+//! use std::path::Path;
+//! use entrokv::{EvictionOptions, Model, ModelOptions, Request, SpecialTokens, parse_policy};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let mut model = Model::open(Path::new("model.gguf"), &ModelOptions::default(), &mut |_| ())?;
+//! let prompt = model.tokenizer.encode("Call me", SpecialTokens::Parse)?;
+//! let request = Request {
+//!     eviction: Some(EvictionOptions {
+//!         budget: "20%".parse()?,
+//!         policy: parse_policy("page-entro-kv:preset=serving")?.into(),
+//!     }),
+//!     ..Request::greedy(prompt, 64)
+//! };
+//! let completion = model.engine.generate(request, |step| print!("{}", step.text))?;
+//! assert!(completion.kv.bytes_held <= completion.kv.bytes_budget.unwrap_or(u64::MAX));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The layers below: `entrokv-cache` (pages, budgets, policies; no tensors) and `entrokv-kernels` (the arithmetic).
+//! Their types that appear here are re-exported, so this crate alone is enough to run models.
 
 pub mod chat_template;
 pub mod config;
 pub mod detokenizer;
 pub mod engine;
-pub mod eviction;
+mod eviction;
 pub mod gguf;
+pub mod load;
 pub mod model;
 #[cfg(feature = "pull")]
 pub mod pull;
 pub mod sampler;
-pub mod sequence;
+pub mod scoring;
+mod sequence;
 pub mod stop;
 pub mod store;
+mod text_stream;
 pub mod tiny;
 pub mod tokenizer;
 pub mod weights;
+
+pub use entrokv_cache::{Budget, CacheShape, EvictionPolicy, LayerKind, PageKind, Pins, parse_policy};
+pub use entrokv_kernels::activations::Arithmetic;
+pub use entrokv_kernels::isa::Isa;
+
+pub use crate::chat_template::{ChatTemplate, Message, RenderOptions};
+pub use crate::config::ModelConfig;
+pub use crate::engine::{Completion, Engine, EngineOptions, KvReport, StepOutput, SubmitError};
+pub use crate::eviction::EvictionReport;
+pub use crate::gguf::Gguf;
+pub use crate::load::{LoadError, Model, ModelOptions};
+pub use crate::sampler::SamplingOptions;
+pub use crate::scoring::{ScoreError, TextScore};
+pub use crate::sequence::{EndTokens, EvictionOptions, FinishReason, Request, SequenceId, Timing};
+pub use crate::tokenizer::{SpecialTokens, Tokenizer};
+pub use crate::weights::rope_factors;

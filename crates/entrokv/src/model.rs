@@ -1,1 +1,349 @@
-//! To come: model.
+//! The decoder: one forward pass over a batch of tokens, driven by a [`ModelConfig`] and not by a file per model.
+//!
+//! Invariants:
+//! * The logits of a token depend on its sequence alone: same bits whatever else is in the batch, however the prompt was
+//!   cut into chunks and however many threads run (every kernel keeps that promise; this file adds nothing that breaks it).
+//! * Keys are cached after RoPE at the token's absolute position, so evicting pages never moves anything.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use entrokv_cache::{KvCache, KvGroup, LayerKind};
+use entrokv_kernels::activation::{add, gelu_tanh_mul, scale, silu_mul};
+use entrokv_kernels::activations::{Activations, Arithmetic};
+use entrokv_kernels::attention::{AttentionParams, AttentionSpan, Tap, paged_attention};
+use entrokv_kernels::compute::Compute;
+use entrokv_kernels::matmul::matmul;
+use entrokv_kernels::norm::{rms_norm, rms_norm_in_place};
+use entrokv_kernels::rope::{RopeAngles, rope};
+
+use crate::config::{FeedForward, ModelConfig};
+use crate::store::Store;
+use crate::weights::{LayerWeights, Projection, Weights};
+
+/// What a batch wants to know of one sequence's rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogitsWanted {
+    /// Nothing: a prompt chunk that is not the last.
+    None,
+    /// The last row's logits: the next token is to be sampled.
+    Last,
+    /// Every row's logits: scoring a text.
+    All,
+}
+
+/// One sequence's consecutive tokens in a batch. Its cache has already grown to hold them.
+#[derive(Clone, Copy)]
+pub struct BatchSpan<'a> {
+    /// Token ids, at least one.
+    pub tokens: &'a [u32],
+    /// Absolute position of the first of them.
+    pub first_position: u32,
+    /// Block tables of the sequence, the new tokens' slots included.
+    pub cache: &'a KvCache,
+    /// Which rows' logits to return.
+    pub logits: LogitsWanted,
+}
+
+/// Receives attention rows while a forward pass runs.
+pub trait AttentionSink {
+    /// What to record of `span` (its index in the batch) in `layer`; `resident[h]` counts the tokens of KV head `h`.
+    fn tap(&mut self, span: usize, layer: usize, resident: &[usize]) -> Tap;
+    /// Hands the filled tap back; called only where [`AttentionSink::tap`] asked for one.
+    fn observe(&mut self, span: usize, layer: usize, tap: Tap);
+}
+
+/// A sink that asks for nothing.
+pub struct NoTaps;
+
+impl AttentionSink for NoTaps {
+    fn tap(&mut self, _span: usize, _layer: usize, _resident: &[usize]) -> Tap {
+        Tap::None
+    }
+    fn observe(&mut self, _span: usize, _layer: usize, _tap: Tap) {}
+}
+
+/// Logits of the rows that asked for them, in batch order.
+#[derive(Debug, Default)]
+pub struct Logits {
+    rows: Vec<f32>,
+    vocab_size: usize,
+    spans: Vec<Range<usize>>,
+}
+
+impl Logits {
+    /// Rows of `span` in order, each `[vocab_size]`.
+    pub fn rows(&mut self, span: usize) -> impl Iterator<Item = &mut [f32]> {
+        let Range { start, end } = self.spans[span];
+        self.rows[start * self.vocab_size..end * self.vocab_size].chunks_exact_mut(self.vocab_size)
+    }
+
+    /// The last row of `span`, if it asked for any.
+    pub fn last(&mut self, span: usize) -> Option<&mut [f32]> {
+        self.rows(span).last()
+    }
+}
+
+/// Why a forward pass returned nothing.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum RunError {
+    /// The interrupt flag was raised; the pass can be repeated as if it had not begun.
+    #[error("interrupted")]
+    Interrupted,
+    /// A token id the embedding table does not have.
+    #[error("token id {got} is outside the vocabulary of {limit}")]
+    TokenOutOfRange {
+        /// The id.
+        got: u32,
+        /// Size of the vocabulary.
+        limit: usize,
+    },
+}
+
+/// Runs a model: the seam behind which another device would stand.
+pub trait ModelRunner {
+    /// Geometry and constants.
+    fn config(&self) -> &ModelConfig;
+    /// One pass over the batch: writes keys and values into the spans' slots and returns the logits asked for.
+    ///
+    /// # Errors
+    /// [`RunError::Interrupted`] when the flag given at construction was raised: nothing but the spans' own slots has
+    /// been written, so the same call may be made again.
+    fn forward(&mut self, batch: &[BatchSpan<'_>], sink: &mut dyn AttentionSink) -> Result<Logits, RunError>;
+    /// Gives whole OS pages of the byte store back; `ranges` hold no live frame.
+    fn reclaim(&mut self, ranges: &[Range<u64>]);
+}
+
+/// The CPU runner: weights, kernels and the bytes behind the pages.
+pub struct Decoder {
+    config: ModelConfig,
+    weights: Weights,
+    compute: Compute,
+    store: Store,
+    interrupt: Arc<AtomicBool>,
+    scratch: Scratch,
+}
+
+/// Buffers kept between passes so that decoding allocates nothing that grows with the model.
+struct Scratch {
+    x: Vec<f32>,
+    normed: Vec<f32>,
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    attended: Vec<f32>,
+    projected: Vec<f32>,
+    gate: Vec<f32>,
+    up: Vec<f32>,
+    input: Activations,
+}
+
+impl Decoder {
+    /// A runner over `weights`, its pages in `store`; it stops between layers once `interrupt` is set.
+    pub fn new(
+        config: ModelConfig,
+        weights: Weights,
+        compute: Compute,
+        store: Store,
+        arithmetic: Arithmetic,
+        interrupt: Arc<AtomicBool>,
+    ) -> Self {
+        let scratch = Scratch {
+            x: Vec::new(),
+            normed: Vec::new(),
+            q: Vec::new(),
+            k: Vec::new(),
+            v: Vec::new(),
+            attended: Vec::new(),
+            projected: Vec::new(),
+            gate: Vec::new(),
+            up: Vec::new(),
+            input: Activations::new(arithmetic),
+        };
+        Self { config, weights, compute, store, interrupt, scratch }
+    }
+
+    /// `out = projection(x)` with the bias, for every row of the activations already loaded.
+    fn project(compute: &Compute, projection: &Projection, input: &Activations, out: &mut Vec<f32>) {
+        let columns = projection.matrix.rows();
+        out.resize(input.num_tokens() * columns, 0.0);
+        matmul(compute, &projection.matrix, input, out);
+        if let Some(bias) = &projection.bias {
+            for row in out.chunks_exact_mut(columns) {
+                for (y, b) in row.iter_mut().zip(bias) {
+                    *y += b;
+                }
+            }
+        }
+    }
+
+    fn attention_block(
+        &mut self,
+        index: usize,
+        batch: &[BatchSpan<'_>],
+        angles: &RopeAngles,
+        sink: &mut dyn AttentionSink,
+    ) {
+        let Self { config, weights, compute, store, scratch, .. } = self;
+        let layer: &LayerWeights = &weights.layers[index];
+        let Scratch { x, normed, q, k, v, attended, projected, input, .. } = scratch;
+        rms_norm(compute, x, &layer.attention_norm, config.rms_epsilon, normed);
+        input.load(compute, normed, config.embedding_len);
+        Self::project(compute, &layer.q, input, q);
+        Self::project(compute, &layer.k, input, k);
+        Self::project(compute, &layer.v, input, v);
+        if let Some(norm) = &layer.q_norm {
+            rms_norm_in_place(compute, q, norm, config.rms_epsilon);
+        }
+        if let Some(norm) = &layer.k_norm {
+            rms_norm_in_place(compute, k, norm, config.rms_epsilon);
+        }
+        rope(compute, q, config.head_dim, angles, config.rope.layout);
+        rope(compute, k, config.head_dim, angles, config.rope.layout);
+
+        let kv_width = config.num_kv_heads * config.head_dim;
+        let mut row = 0;
+        for span in batch {
+            let rows = row * kv_width..(row + span.tokens.len()) * kv_width;
+            store.write(span.cache, index as u32, span.first_position, &k[rows.clone()], &v[rows]);
+            row += span.tokens.len();
+        }
+
+        let params = AttentionParams {
+            num_heads: config.num_heads,
+            num_kv_heads: config.num_kv_heads,
+            head_dim: config.head_dim,
+            page_size: store.page_size(),
+            scale: config.attention_scale,
+            window: match config.layers[index] {
+                LayerKind::Global => None,
+                LayerKind::Window(window) => Some(window),
+            },
+        };
+        let mut first_row = 0;
+        let mut spans = Vec::with_capacity(batch.len());
+        for (number, span) in batch.iter().enumerate() {
+            let group = |kv_head| KvGroup { layer: index as u32, kv_head };
+            let heads = 0..config.num_kv_heads as u32;
+            let resident: Vec<usize> = heads.clone().map(|h| span.cache.resident_tokens(group(h))).collect();
+            spans.push(AttentionSpan {
+                first_row,
+                num_rows: span.tokens.len(),
+                first_position: span.first_position,
+                segments: heads.map(|h| store.segments(span.cache, group(h))).collect(),
+                tap: sink.tap(number, index, &resident),
+            });
+            first_row += span.tokens.len();
+        }
+        attended.resize(q.len(), 0.0);
+        paged_attention(compute, &params, &mut spans, q, attended);
+        for (number, span) in spans.into_iter().enumerate() {
+            if !matches!(span.tap, Tap::None) {
+                sink.observe(number, index, span.tap);
+            }
+        }
+
+        input.load(compute, attended, config.num_heads * config.head_dim);
+        Self::project(compute, &layer.output, input, projected);
+        if let Some(norm) = &layer.post_attention_norm {
+            rms_norm_in_place(compute, projected, norm, config.rms_epsilon);
+        }
+        add(compute, x, projected);
+    }
+
+    fn feed_forward_block(&mut self, index: usize) {
+        let Self { config, weights, compute, scratch, .. } = self;
+        let layer = &weights.layers[index];
+        let Scratch { x, normed, projected, gate, up, input, .. } = scratch;
+        rms_norm(compute, x, &layer.ffn_norm, config.rms_epsilon, normed);
+        input.load(compute, normed, config.embedding_len);
+        Self::project(compute, &layer.gate, input, gate);
+        Self::project(compute, &layer.up, input, up);
+        match config.feed_forward {
+            FeedForward::SwiGlu => silu_mul(compute, gate, up),
+            FeedForward::GeGlu => gelu_tanh_mul(compute, gate, up),
+        }
+        input.load(compute, gate, config.ffn_len);
+        Self::project(compute, &layer.down, input, projected);
+        if let Some(norm) = &layer.post_ffn_norm {
+            rms_norm_in_place(compute, projected, norm, config.rms_epsilon);
+        }
+        add(compute, x, projected);
+    }
+
+    fn embed(&mut self, batch: &[BatchSpan<'_>]) -> Result<(), RunError> {
+        let width = self.config.embedding_len;
+        let limit = self.weights.embedding.rows();
+        let tokens: Vec<u32> = batch.iter().flat_map(|span| span.tokens).copied().collect();
+        if let Some(&got) = tokens.iter().find(|&&token| token as usize >= limit) {
+            return Err(RunError::TokenOutOfRange { got, limit });
+        }
+        self.scratch.x.resize(tokens.len() * width, 0.0);
+        self.scratch.normed.resize(tokens.len() * width, 0.0);
+        for (row, &token) in self.scratch.x.chunks_exact_mut(width).zip(&tokens) {
+            self.weights.embedding.dequantize_row(token as usize, row);
+        }
+        if self.config.embedding_scale != 1.0 {
+            scale(&self.compute, &mut self.scratch.x, self.config.embedding_scale);
+        }
+        Ok(())
+    }
+
+    fn logits(&mut self, batch: &[BatchSpan<'_>]) -> Logits {
+        let Self { config, weights, compute, scratch, .. } = self;
+        let width = config.embedding_len;
+        let (mut wanted, mut spans, mut row) = (Vec::new(), Vec::with_capacity(batch.len()), 0);
+        for span in batch {
+            let end = row + span.tokens.len();
+            let start = match span.logits {
+                LogitsWanted::None => end,
+                LogitsWanted::Last => end - 1,
+                LogitsWanted::All => row,
+            };
+            let first = wanted.len() / width;
+            wanted.extend_from_slice(&scratch.x[start * width..end * width]);
+            spans.push(first..wanted.len() / width);
+            row = end;
+        }
+        let output = weights.output.as_ref().unwrap_or(&weights.embedding);
+        let vocab_size = output.rows();
+        let mut rows = vec![0.0; wanted.len() / width * vocab_size];
+        if !wanted.is_empty() {
+            rms_norm_in_place(compute, &mut wanted, &weights.output_norm, config.rms_epsilon);
+            scratch.input.load(compute, &wanted, width);
+            matmul(compute, output, &scratch.input, &mut rows);
+        }
+        Logits { rows, vocab_size, spans }
+    }
+}
+
+impl ModelRunner for Decoder {
+    fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    fn forward(&mut self, batch: &[BatchSpan<'_>], sink: &mut dyn AttentionSink) -> Result<Logits, RunError> {
+        self.embed(batch)?;
+        let positions: Vec<u32> =
+            batch.iter().flat_map(|span| (0..span.tokens.len() as u32).map(|i| span.first_position + i)).collect();
+        let global = RopeAngles::new(&positions, &self.config.rope.global);
+        let window = self.config.rope.window.as_deref().map(|frequencies| RopeAngles::new(&positions, frequencies));
+        for index in 0..self.config.layers.len() {
+            if self.interrupt.load(Ordering::Relaxed) {
+                return Err(RunError::Interrupted);
+            }
+            let angles = match self.config.layers[index] {
+                LayerKind::Global => &global,
+                LayerKind::Window(_) => window.as_ref().unwrap_or(&global),
+            };
+            self.attention_block(index, batch, angles, sink);
+            self.feed_forward_block(index);
+        }
+        Ok(self.logits(batch))
+    }
+
+    fn reclaim(&mut self, ranges: &[Range<u64>]) {
+        self.store.reclaim(ranges);
+    }
+}

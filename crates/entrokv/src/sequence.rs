@@ -1,1 +1,184 @@
-//! To come: sequence.
+//! One sequence of tokens in the engine: what was asked, what was said, and the cache that remembers it.
+//!
+//! Two lengths, never confused: `tokens.len()` is the logical length (positions count it, contexts limit it); what the
+//! cache still holds is the resident length, known to [`KvCache`] alone.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use entrokv_cache::{Budget, EvictionPolicy, KvCache};
+
+use crate::eviction::Eviction;
+use crate::sampler::{Sampler, SamplingOptions};
+use crate::text_stream::TextStream;
+
+/// Names a sequence of an engine; never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SequenceId(pub(crate) u64);
+
+impl fmt::Display for SequenceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+/// A cap on a sequence's cache and the policy that keeps it.
+#[derive(Clone)]
+pub struct EvictionOptions {
+    /// How much may stay.
+    pub budget: Budget,
+    /// What decides which pages do.
+    pub policy: Arc<dyn EvictionPolicy>,
+}
+
+/// What to read and how to answer: a first prompt, or a further turn of the same sequence.
+#[derive(Clone)]
+pub struct Request {
+    /// Token ids to read; positions continue where the sequence ended.
+    pub prompt: Vec<u32>,
+    /// Most tokens to generate; `None` runs to the end of the context.
+    pub max_tokens: Option<usize>,
+    /// How to choose tokens.
+    pub sampling: SamplingOptions,
+    /// Texts that end the answer; they may span tokens and are not part of it.
+    pub stop: Vec<String>,
+    /// Whether the model's end-of-generation tokens end the answer.
+    pub end_tokens: EndTokens,
+    /// The cap on the cache, fixed anew when this prompt has been read.
+    pub eviction: Option<EvictionOptions>,
+}
+
+impl Request {
+    /// Greedy generation of at most `max_tokens` after `prompt`, the whole cache kept.
+    pub fn greedy(prompt: Vec<u32>, max_tokens: usize) -> Self {
+        Self {
+            prompt,
+            max_tokens: Some(max_tokens),
+            sampling: SamplingOptions::greedy(),
+            stop: Vec::new(),
+            end_tokens: EndTokens::Stop,
+            eviction: None,
+        }
+    }
+}
+
+/// What an end-of-generation token does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EndTokens {
+    /// Ends the answer.
+    Stop,
+    /// Is a token like any other (benchmarks).
+    Ignore,
+}
+
+/// Why an answer ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// An end token or a stop string.
+    Stop,
+    /// The token limit of the request or the end of the context.
+    Length,
+    /// The caller asked.
+    Cancelled,
+    /// The pool could not hold the sequence, or sampling failed; the text says which.
+    Failed(String),
+}
+
+impl FinishReason {
+    /// The spelling of the wire: `stop`, `length`, `cancelled`, `error`.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+            Self::Cancelled => "cancelled",
+            Self::Failed(_) => "error",
+        }
+    }
+}
+
+/// Wall time of a sequence, a step counted whole for every sequence that took part in it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Timing {
+    /// Reading the last prompt.
+    pub prefill: Duration,
+    /// Prompt tokens read in that time.
+    pub prefill_tokens: usize,
+    /// Generating.
+    pub decode: Duration,
+    /// Tokens generated in that time (the first comes out of prefill).
+    pub decode_tokens: usize,
+    /// Feeding attention rows to the policy (both phases); the rows themselves are part of attention.
+    pub observe: Duration,
+    /// Scoring, selecting and freeing.
+    pub evict: Duration,
+}
+
+impl Timing {
+    /// Prompt tokens a second; 0 before the first.
+    pub fn prefill_tokens_per_s(&self) -> f64 {
+        rate(self.prefill_tokens, self.prefill)
+    }
+
+    /// Generated tokens a second; 0 before the second.
+    pub fn decode_tokens_per_s(&self) -> f64 {
+        rate(self.decode_tokens, self.decode)
+    }
+}
+
+fn rate(tokens: usize, time: Duration) -> f64 {
+    if time.is_zero() { 0.0 } else { tokens as f64 / time.as_secs_f64() }
+}
+
+/// The state of a sequence inside the engine.
+pub(crate) struct Sequence {
+    /// Every token, prompt and answer, in position order.
+    pub tokens: Vec<u32>,
+    /// How many of them have their keys and values in the cache (or had, before eviction).
+    pub computed: usize,
+    /// Block tables.
+    pub cache: KvCache,
+    /// The prompt being read or the answer being given.
+    pub turn: Turn,
+}
+
+/// A prompt and its answer.
+pub(crate) struct Turn {
+    /// Logical length at which it ends: tokens before it are read, tokens after it are sampled.
+    pub prompt_end: usize,
+    /// Logical length at which generation ends with [`FinishReason::Length`].
+    pub length_limit: usize,
+    /// End-token rule.
+    pub end_tokens: EndTokens,
+    /// Draws the next token.
+    pub sampler: Sampler,
+    /// Turns tokens into text and watches for stop strings.
+    pub text: Option<TextStream>,
+    /// The cap, if there is one.
+    pub eviction: Option<Eviction>,
+    /// Why the answer ended; `None` while it is under way.
+    pub finished: Option<FinishReason>,
+    /// Clock of this turn.
+    pub timing: Timing,
+}
+
+impl Sequence {
+    /// Tokens whose keys and values are still to be computed, at most `limit`; empty when there is nothing to do.
+    pub(crate) fn pending(&self, limit: usize) -> &[u32] {
+        if self.turn.finished.is_some() {
+            return &[];
+        }
+        let end = self.tokens.len().min(self.computed + limit);
+        &self.tokens[self.computed..end]
+    }
+
+    /// Whether the next step reads prompt tokens rather than the token sampled last.
+    pub(crate) fn is_reading(&self) -> bool {
+        self.computed < self.turn.prompt_end
+    }
+
+    /// Tokens generated in the current turn.
+    pub(crate) fn answer(&self) -> &[u32] {
+        &self.tokens[self.turn.prompt_end..]
+    }
+}
