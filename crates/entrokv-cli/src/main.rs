@@ -1,2 +1,54 @@
-//! The `entrokv` program.
-fn main() {}
+//! The `entrokv` program: argument parsing, exit codes, and nothing else; each command is a file of its own.
+//!
+//! Exit codes: 0 done, 1 failed (one line on stderr says why), 2 bad usage, 130 stopped by Ctrl-C.
+
+mod bench;
+mod chat;
+mod cli;
+mod completion_json;
+mod demo;
+mod failure;
+mod generate;
+mod inspect;
+mod interrupt;
+mod model_args;
+mod output;
+mod perplexity;
+mod progress;
+mod pull;
+mod sampling_args;
+mod tokenize;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::cli::{Cli, Command};
+use crate::failure::Failure;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let outcome = match cli.command {
+        Command::Pull(args) => pull::run(&args, &cli.cache),
+        Command::Inspect(args) => inspect::run(&args, &cli.cache),
+        Command::Demo(args) => demo::run(&args, &cli.cache),
+        Command::Generate(args) => generate::run(&args, &cli.cache),
+        Command::Chat(args) => chat::run(&args, &cli.cache),
+        Command::Tokenize(args) => tokenize::run(&args, &cli.cache),
+        Command::Perplexity(args) => perplexity::run(&args, &cli.cache),
+        Command::Bench(args) => bench::run(&args, &cli.cache),
+        Command::Completions(args) => cli::completions(&args),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(Failure::Interrupted) => ExitCode::from(130),
+        Err(Failure::Usage(message)) => {
+            eprintln!("error: {message}");
+            ExitCode::from(2)
+        }
+        Err(Failure::Failed(message)) => {
+            eprintln!("error: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! `entrokv bench`: reading and generating speed on seeded random tokens, and the memory they take.
+
+use std::fs;
+use std::io::{self, Write};
+
+use clap::Args;
+use entrokv::{EndTokens, Request};
+use serde::Serialize;
+
+use crate::cli::CacheDir;
+use crate::failure::Failure;
+use crate::model_args::{EvictionArgs, ModelArgs};
+use crate::progress::Progress;
+
+/// What to measure.
+#[derive(Args)]
+pub(crate) struct BenchArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Prompt lengths, comma separated
+    #[arg(short, long, env = "ENTROKV_PROMPT_TOKENS", value_name = "N,N", value_delimiter = ',', default_value = "512", visible_alias = "n-prompt", value_parser = clap::value_parser!(u32).range(1..))]
+    prompt: Vec<u32>,
+    /// Tokens to generate after each
+    #[arg(short = 'n', long, env = "ENTROKV_GENERATE", value_name = "N", default_value = "64", visible_alias = "n-gen", value_parser = clap::value_parser!(u32).range(1..))]
+    generate: u32,
+    /// Measure everything this often and print each run; compare medians
+    #[arg(short, long, env = "ENTROKV_REPETITIONS", value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..))]
+    repetitions: u32,
+    /// Print one JSON object
+    #[arg(long, env = "ENTROKV_JSON")]
+    json: bool,
+    #[command(flatten)]
+    eviction: EvictionArgs,
+}
+
+#[derive(Serialize)]
+struct Report {
+    cpu: String,
+    isa: &'static str,
+    threads: usize,
+    model: String,
+    rows: Vec<Row>,
+}
+
+#[derive(Serialize)]
+struct Row {
+    prompt: u32,
+    generate: u32,
+    prefill_tokens_per_s: f64,
+    decode_tokens_per_s: f64,
+    observe_s: f64,
+    evict_s: f64,
+    kv_bytes_held: u64,
+    kv_bytes_full: u64,
+    peak_rss_bytes: Option<u64>,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &BenchArgs, cache: &CacheDir) -> Result<(), Failure> {
+    let eviction = args.eviction.options()?;
+    let options = args.model.run.options();
+    let mut model = args.model.open(cache)?;
+    let vocab = model.tokenizer.vocab_size() as u64;
+    let mut report = Report {
+        cpu: cpu_name(),
+        isa: options.isa.name(),
+        threads: options.threads.get(),
+        model: model.config.name.clone(),
+        rows: Vec::new(),
+    };
+    let bar = Progress::steps("measuring", args.prompt.len() as u64 * u64::from(args.repetitions));
+    for repetition in 0..args.repetitions {
+        for &prompt in &args.prompt {
+            let request = Request {
+                prompt: random_tokens(u64::from(repetition), vocab, prompt as usize),
+                end_tokens: EndTokens::Ignore,
+                eviction: eviction.clone(),
+                // The first token comes out of reading the prompt.
+                ..Request::greedy(Vec::new(), args.generate as usize + 1)
+            };
+            reset_peak_rss();
+            let completion = model.engine.generate(request, |_| ())?;
+            if completion.tokens.len() != args.generate as usize + 1 {
+                let reason = completion.finish_reason;
+                return Err(Failure::Failed(format!("prompt of {prompt}: ended early ({reason:?})")));
+            }
+            report.rows.push(Row {
+                prompt,
+                generate: args.generate,
+                prefill_tokens_per_s: completion.timing.prefill_tokens_per_s(),
+                decode_tokens_per_s: completion.timing.decode_tokens_per_s(),
+                observe_s: completion.timing.observe.as_secs_f64(),
+                evict_s: completion.timing.evict.as_secs_f64(),
+                kv_bytes_held: completion.kv.bytes_held,
+                kv_bytes_full: completion.kv.bytes_full,
+                peak_rss_bytes: peak_rss(),
+            });
+            bar.set(report.rows.len() as u64);
+        }
+    }
+    drop(bar);
+    print(args.json, &report)
+}
+
+fn print(json: bool, report: &Report) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    if json {
+        serde_json::to_writer(&mut out, report)?;
+        writeln!(out)?;
+        return Ok(());
+    }
+    writeln!(out, "{} on {} ({}, {} threads)", report.model, report.cpu, report.isa, report.threads)?;
+    writeln!(
+        out,
+        "{:>8} {:>14} {:>14} {:>12} {:>12} {:>10}",
+        "prompt", "prefill tok/s", "decode tok/s", "KV held", "KV full", "peak RSS"
+    )?;
+    for row in &report.rows {
+        let rss = row.peak_rss_bytes.map_or("-".to_string(), mib);
+        let (held, full) = (mib(row.kv_bytes_held), mib(row.kv_bytes_full));
+        let (prefill, decode) = (row.prefill_tokens_per_s, row.decode_tokens_per_s);
+        writeln!(out, "{:>8} {prefill:>14.1} {decode:>14.1} {held:>12} {full:>12} {rss:>10}", row.prompt)?;
+    }
+    Ok(())
+}
+
+/// Bytes as mebibytes with two decimals.
+pub(crate) fn mib(bytes: u64) -> String {
+    format!("{:.2} MiB", bytes as f64 / f64::from(1 << 20))
+}
+
+/// Token ids from a linear congruential generator (Numerical Recipes' constants), the same everywhere.
+fn random_tokens(seed: u64, vocab: u64, len: usize) -> Vec<u32> {
+    let mut state = 12_345u32.wrapping_add(seed as u32);
+    (0..len)
+        .map(|_| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (u64::from(state >> 8) % vocab) as u32
+        })
+        .collect()
+}
+
+/// The processor's name where the system tells it.
+fn cpu_name() -> String {
+    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let field = |name: &str| {
+        info.lines().find_map(|line| line.split_once(':').filter(|(key, _)| key.trim() == name)).map(|(_, v)| v.trim())
+    };
+    let family = match (field("cpu family"), field("model")) {
+        (Some(family), Some(model)) => format!(" (family {family} model {model})"),
+        _ => String::new(),
+    };
+    field("model name").map_or_else(|| std::env::consts::ARCH.to_string(), |name| format!("{name}{family}"))
+}
+
+/// Largest resident set since the last reset, where the system tells it.
+fn peak_rss() -> Option<u64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
+}
+
+/// Starts the peak anew, where the system can; otherwise peaks only grow, which is true of the whole process.
+fn reset_peak_rss() {
+    let _ = fs::write("/proc/self/clear_refs", "5");
+}

@@ -1,0 +1,275 @@
+//! `entrokv chat`: a conversation in the terminal that goes on past its budget.
+//!
+//! One sequence lives through the conversation: a further message is appended to its cache, evicted or not, and the
+//! budget is fixed anew at the end of each. Editing the history throws the sequence away and reads it again.
+
+use std::io::{self, IsTerminal, Write};
+
+use clap::Args;
+use entrokv::{Completion, EndTokens, FinishReason, Message, Model, RenderOptions, Request, SequenceId, SpecialTokens};
+use rustyline::error::ReadlineError;
+use rustyline::history::FileHistory;
+use rustyline::{DefaultEditor, Editor};
+
+use crate::bench::mib;
+use crate::cli::CacheDir;
+use crate::failure::Failure;
+use crate::interrupt;
+use crate::model_args::{EvictionArgs, ModelArgs};
+use crate::output;
+use crate::progress::Progress;
+use crate::sampling_args::SamplingArgs;
+
+const HELP: &str = "\
+/help          this list
+/stats         the cache as the pool counts it, and speeds
+/history       the conversation so far
+/undo          forget the last question and its answer
+/retry         answer the last question again
+/edit TEXT     replace the last question by TEXT and answer it
+/system TEXT   set the system message and start over
+/clear         start over
+/quit          leave (so does Ctrl-D)
+Ctrl-C stops an answer.";
+
+/// With which model, and how.
+#[derive(Args)]
+pub(crate) struct ChatArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// A system message
+    #[arg(long, env = "ENTROKV_SYSTEM", value_name = "TEXT")]
+    system: Option<String>,
+    #[command(flatten)]
+    eviction: EvictionArgs,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &ChatArgs, cache: &CacheDir) -> Result<(), Failure> {
+    args.eviction.options()?;
+    let model = args.model.open(cache)?;
+    if model.chat_template.is_none() {
+        let why = format!("{} has no chat template; use `entrokv generate`", model.config.name);
+        return Err(Failure::Failed(why));
+    }
+    let mut conversation = Conversation { args, model, messages: Vec::new(), live: None, last: None };
+    conversation.clear(args.system.clone());
+    if io::stdin().is_terminal() {
+        eprintln!("{} (type /help for commands)", conversation.model.config.name);
+        interactive(&mut conversation)
+    } else {
+        for line in io::stdin().lines() {
+            if let After::Quit = conversation.take(line?.trim())? {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn interactive(conversation: &mut Conversation<'_>) -> Result<(), Failure> {
+    let mut editor: Editor<(), FileHistory> = DefaultEditor::new()?;
+    loop {
+        match editor.readline("> ") {
+            Ok(line) => {
+                let line = line.trim();
+                if !line.is_empty() {
+                    editor.add_history_entry(line)?;
+                }
+                match conversation.take(line) {
+                    Ok(After::Continue) => {}
+                    Ok(After::Quit) => return Ok(()),
+                    // A refused turn is no reason to lose the conversation.
+                    Err(Failure::Failed(why) | Failure::Usage(why)) => eprintln!("error: {why}"),
+                    Err(Failure::Interrupted) => {}
+                }
+            }
+            Err(ReadlineError::Interrupted) => eprintln!("(Ctrl-D or /quit leaves)"),
+            Err(ReadlineError::Eof) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+enum After {
+    Continue,
+    Quit,
+}
+
+/// The messages, and the sequence that has read them.
+struct Conversation<'a> {
+    args: &'a ChatArgs,
+    model: Model,
+    /// Role and text, oldest first.
+    messages: Vec<(&'static str, String)>,
+    live: Option<Live>,
+    last: Option<Completion>,
+}
+
+/// A sequence and the text that its tokens spell.
+struct Live {
+    id: SequenceId,
+    text: String,
+}
+
+impl Conversation<'_> {
+    /// A line of input: a command or a question.
+    fn take(&mut self, line: &str) -> Result<After, Failure> {
+        let (command, rest) = line.split_once(' ').unwrap_or((line, ""));
+        match command {
+            "" => {}
+            "/help" => output::line(HELP)?,
+            "/quit" | "/exit" | "/bye" => return Ok(After::Quit),
+            "/stats" => output::line(self.stats())?,
+            "/history" => {
+                for (role, text) in &self.messages {
+                    output::line(format_args!("{role}: {text}"))?;
+                }
+            }
+            "/clear" => self.clear(self.system()),
+            "/system" => self.clear(Some(rest.to_string()).filter(|text| !text.is_empty())),
+            "/undo" => {
+                self.undo();
+            }
+            "/retry" => match self.undo() {
+                Some(question) => self.ask(question)?,
+                None => eprintln!("there is no question to answer again"),
+            },
+            "/edit" => match (rest, self.undo()) {
+                ("", Some(question)) => {
+                    eprintln!("/edit needs the new question; the old one was: {question}");
+                }
+                (text, Some(_)) => self.ask(text.to_string())?,
+                (_, None) => eprintln!("there is no question to edit"),
+            },
+            unknown if unknown.starts_with('/') => eprintln!("unknown command {unknown}; /help lists them"),
+            _ => self.ask(line.to_string())?,
+        }
+        Ok(After::Continue)
+    }
+
+    fn system(&self) -> Option<String> {
+        self.messages.first().filter(|(role, _)| *role == "system").map(|(_, text)| text.clone())
+    }
+
+    fn clear(&mut self, system: Option<String>) {
+        self.forget_sequence();
+        self.messages = system.map(|text| ("system", text)).into_iter().collect();
+        self.last = None;
+    }
+
+    fn forget_sequence(&mut self) {
+        if let Some(live) = self.live.take() {
+            self.model.engine.close(live.id);
+        }
+    }
+
+    /// Drops the last question and its answer and returns the question.
+    fn undo(&mut self) -> Option<String> {
+        let at = self.messages.iter().rposition(|(role, _)| *role == "user")?;
+        let question = self.messages.drain(at..).next().map(|(_, text)| text);
+        self.forget_sequence();
+        question
+    }
+
+    /// Reads `question`, streams the answer, remembers both.
+    fn ask(&mut self, question: String) -> Result<(), Failure> {
+        self.messages.push(("user", question));
+        let answered = self.answer();
+        if answered.is_err() {
+            self.messages.pop();
+            self.forget_sequence();
+        }
+        answered
+    }
+
+    fn answer(&mut self) -> Result<(), Failure> {
+        let template = self.model.chat_template.as_ref().expect("checked when the conversation began");
+        let messages: Vec<Message> =
+            self.messages.iter().map(|(role, text)| Message::new(*role, text.as_str())).collect();
+        let full = template.render(&messages, &RenderOptions::default())?;
+        let (id, read) = self.submit(&full)?;
+        let mut out = io::stdout().lock();
+        let mut reading = Some(Progress::steps("reading", read as u64));
+        let completion = self.model.engine.finish(id, &mut |step| {
+            match &reading {
+                Some(bar) if step.token.is_none() && step.finished.is_none() => bar.set(step.computed as u64),
+                _ => drop(reading.take()),
+            }
+            // A terminal that went away ends the program at the next prompt; the answer is not worth a panic.
+            let _ = out.write_all(step.text.as_bytes()).and_then(|()| out.flush());
+        })?;
+        writeln!(out)?;
+        drop(out);
+        if completion.finish_reason == FinishReason::Cancelled {
+            interrupt::clear();
+        }
+        if let FinishReason::Failed(why) = &completion.finish_reason {
+            return Err(Failure::Failed(why.clone()));
+        }
+        self.messages.push(("assistant", completion.text.clone()));
+        let text = full + &completion.text + &self.end_token(&completion);
+        self.live = Some(Live { id, text });
+        if completion.kv.logical_tokens >= self.model.engine.context_len() {
+            eprintln!("(the context of {} tokens is full; /clear starts over)", self.model.engine.context_len());
+        }
+        self.last = Some(completion);
+        Ok(())
+    }
+
+    /// Gives the engine what it has not read of `full`; returns the sequence and how many tokens that was.
+    fn submit(&mut self, full: &str) -> Result<(SequenceId, usize), Failure> {
+        let unread = |live: &Live| Some((live.id, full.strip_prefix(&live.text)?.to_string()));
+        if let Some((id, rest)) = self.live.as_ref().and_then(unread).filter(|(_, rest)| !rest.is_empty()) {
+            let prompt = self.model.tokenizer.encode_raw(&rest, SpecialTokens::Parse)?;
+            let read = prompt.len();
+            let request = self.request(prompt)?;
+            self.model.engine.extend(id, request)?;
+            return Ok((id, read));
+        }
+        // The template spells the past differently now (or there is none): read the conversation from its start.
+        self.forget_sequence();
+        let prompt = self.model.tokenizer.encode(full, SpecialTokens::Parse)?;
+        let read = prompt.len();
+        let request = self.request(prompt)?;
+        Ok((self.model.engine.submit(request)?, read))
+    }
+
+    fn request(&self, prompt: Vec<u32>) -> Result<Request, Failure> {
+        let sampling = &self.args.sampling;
+        Ok(Request {
+            prompt,
+            max_tokens: sampling.max_tokens.map(usize::from),
+            sampling: sampling.options(),
+            stop: sampling.stop.clone(),
+            end_tokens: if sampling.ignore_eos { EndTokens::Ignore } else { EndTokens::Stop },
+            eviction: self.args.eviction.options()?,
+        })
+    }
+
+    /// The text of the end token an answer ended with, which its text leaves out.
+    fn end_token(&self, completion: &Completion) -> String {
+        let tokenizer = &self.model.tokenizer;
+        let last = completion.tokens.last().copied().filter(|&id| tokenizer.is_end_of_generation(id));
+        let bytes = last.and_then(|id| tokenizer.token_bytes(id).ok());
+        bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
+    }
+
+    /// The cache as the pool counts it, and speeds, of the last answer.
+    fn stats(&self) -> String {
+        let Some(last) = &self.last else { return "nothing has been said yet".to_string() };
+        let (kv, timing) = (&last.kv, &last.timing);
+        let budget = kv.bytes_budget.map_or("no budget".to_string(), |bytes| format!("budget {}", mib(bytes)));
+        let (held, full, metadata) = (mib(kv.bytes_held), mib(kv.bytes_full), mib(kv.bytes_metadata));
+        [
+            format!("tokens    {} of a context of {}", kv.logical_tokens, self.model.engine.context_len()),
+            format!("KV held   {held} ({budget}; the full cache would be {full})"),
+            format!("evicted   {} pages; metadata {metadata}", kv.eviction.pages_evicted),
+            format!("reading   {:.1} tokens/s", timing.prefill_tokens_per_s()),
+            format!("answering {:.1} tokens/s", timing.decode_tokens_per_s()),
+        ]
+        .join("\n")
+    }
+}

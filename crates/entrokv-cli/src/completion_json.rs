@@ -1,0 +1,94 @@
+//! The object `generate --json` prints.
+
+use std::time::Duration;
+
+use entrokv::{Completion, KvReport, Timing};
+use serde::Serialize;
+
+/// An answer and what it cost.
+#[derive(Serialize)]
+pub(crate) struct CompletionJson {
+    text: String,
+    tokens: Vec<u32>,
+    finish_reason: &'static str,
+    usage: Usage,
+    kv: Kv,
+    timing: Times,
+}
+
+#[derive(Serialize)]
+struct Usage {
+    prompt_tokens: usize,
+    completion_tokens: usize,
+}
+
+/// The cache as the pool counts it, bytes of payload unless they say otherwise.
+#[derive(Serialize)]
+pub(crate) struct Kv {
+    logical_tokens: usize,
+    pub(crate) bytes_held: u64,
+    /// What the budget resolved to; without one, what is held.
+    pub(crate) bytes_budget: u64,
+    bytes_full: u64,
+    bytes_window: u64,
+    bytes_metadata: u64,
+    bytes_appended: u64,
+    pages_evicted: u64,
+    /// Pages held over pages one choice per KV group needs: 1 where pooling works.
+    uor: f64,
+    /// What heads choosing alone would have had to hold, in the same unit.
+    uor_per_head: f64,
+    nan_rows: u64,
+    budget_raised: bool,
+}
+
+#[derive(Serialize)]
+struct Times {
+    load_s: f64,
+    prefill_s: f64,
+    prefill_tokens_per_s: f64,
+    decode_tokens_per_s: f64,
+    observe_s: f64,
+    evict_s: f64,
+}
+
+impl Kv {
+    pub(crate) fn new(report: &KvReport) -> Self {
+        Self {
+            logical_tokens: report.logical_tokens,
+            bytes_held: report.bytes_held,
+            bytes_budget: report.bytes_budget.unwrap_or(report.bytes_full),
+            bytes_full: report.bytes_full,
+            bytes_window: report.bytes_window,
+            bytes_metadata: report.bytes_metadata,
+            bytes_appended: report.bytes_appended,
+            pages_evicted: report.eviction.pages_evicted,
+            uor: report.eviction.uor,
+            uor_per_head: report.eviction.uor_per_head,
+            nan_rows: report.eviction.nan_rows,
+            budget_raised: report.eviction.budget_raised,
+        }
+    }
+}
+
+impl CompletionJson {
+    /// The object of `completion`, whose model took `load` to open.
+    pub(crate) fn new(completion: Completion, prompt_tokens: usize, load: Duration) -> Self {
+        let timing: Timing = completion.timing;
+        Self {
+            usage: Usage { prompt_tokens, completion_tokens: completion.tokens.len() },
+            kv: Kv::new(&completion.kv),
+            timing: Times {
+                load_s: load.as_secs_f64(),
+                prefill_s: timing.prefill.as_secs_f64(),
+                prefill_tokens_per_s: timing.prefill_tokens_per_s(),
+                decode_tokens_per_s: timing.decode_tokens_per_s(),
+                observe_s: timing.observe.as_secs_f64(),
+                evict_s: timing.evict.as_secs_f64(),
+            },
+            text: completion.text,
+            tokens: completion.tokens,
+            finish_reason: completion.finish_reason.name(),
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! Flags that open a model and cap its cache, shared by every command that runs one.
+
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use clap::{Args, ValueEnum};
+use entrokv::Isa;
+use entrokv::{Arithmetic, Budget, EvictionOptions, Model, ModelOptions, PageKind, parse_policy};
+
+use crate::cli::CacheDir;
+use crate::failure::Failure;
+use crate::interrupt;
+use crate::progress::Progress;
+
+/// Name of the policy used when only a budget is given.
+const DEFAULT_POLICY: &str = "page-entro-kv:preset=serving";
+
+/// Resolution of the loading bar.
+const LOADING_STEPS: u64 = 100;
+
+/// Which model, and how to run it.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct ModelArgs {
+    /// A GGUF file, or the name of a pulled model
+    #[arg(short, long, env = "ENTROKV_MODEL", value_name = "MODEL")]
+    pub(crate) model: String,
+    #[command(flatten)]
+    pub(crate) run: RunArgs,
+}
+
+/// How to run a model.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Running the model")]
+pub(crate) struct RunArgs {
+    /// Threads [default: all cores]
+    #[arg(short, long, env = "ENTROKV_THREADS", value_name = "N")]
+    pub(crate) threads: Option<NonZeroUsize>,
+    /// Most tokens of a sequence [default: the model's context]
+    #[arg(short, long, env = "ENTROKV_CTX_SIZE", value_name = "TOKENS", visible_alias = "max-model-len")]
+    pub(crate) ctx_size: Option<NonZeroUsize>,
+    /// Prompt tokens read in one step; any number gives the same answer, to the bit
+    #[arg(
+        short = 'b',
+        long,
+        env = "ENTROKV_CHUNK_SIZE",
+        value_name = "TOKENS",
+        default_value = "512",
+        visible_alias = "batch-size"
+    )]
+    pub(crate) chunk_size: NonZeroUsize,
+    /// Tokens a page of the cache, 1 to 256
+    #[arg(long, env = "ENTROKV_PAGE_SIZE", value_name = "TOKENS", default_value = "16", visible_alias = "block-size", value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub(crate) page_size: u16,
+    /// Kind of every page of the cache: f16 or f32
+    #[arg(long, env = "ENTROKV_CACHE_TYPE", value_name = "KIND", default_value = "f16", visible_alias = "kv-cache-dtype", value_parser = parse_kind)]
+    pub(crate) cache_type: PageKind,
+    /// Cap on the bytes of all pages, such as 512MiB [default: one full context]
+    #[arg(long, env = "ENTROKV_KV_POOL", value_name = "BYTES", visible_alias = "kv-cache-memory-bytes", value_parser = parse_bytes)]
+    pub(crate) kv_pool: Option<u64>,
+    /// Pre-tokenizer to use instead of the one the file names
+    #[arg(long, env = "ENTROKV_PRE", value_name = "NAME")]
+    pub(crate) pre: Option<String>,
+    /// Instruction set of the kernels: scalar, avx2, avx512 [default: the best this CPU has]
+    #[arg(long, env = "ENTROKV_ISA", value_name = "ISA", value_parser = parse_isa)]
+    pub(crate) isa: Option<Isa>,
+    /// How activations meet quantised weights
+    #[arg(long, env = "ENTROKV_ACTIVATIONS", value_enum, default_value = "int8")]
+    pub(crate) activations: Activations,
+}
+
+/// Spelling of [`Arithmetic`] on the command line.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum Activations {
+    /// Rounded to 8 bits per block of 32: fast
+    Int8,
+    /// As they are: slow, and exact but for the weights
+    F32,
+}
+
+fn parse_kind(text: &str) -> Result<PageKind, String> {
+    text.parse().map_err(|error| format!("{error}"))
+}
+
+fn parse_isa(text: &str) -> Result<Isa, String> {
+    Isa::named(text).map_err(|error| error.to_string())
+}
+
+/// Reads a number of bytes with the suffixes budgets use.
+pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
+    match text.parse() {
+        Ok(Budget::Bytes(bytes)) => Ok(bytes),
+        Ok(_) => Err("expected bytes, such as 64MiB or 2GiB".to_string()),
+        Err(error) => Err(format!("{error}")),
+    }
+}
+
+impl ModelArgs {
+    /// Opens the model, with a progress bar when that takes over a second.
+    pub(crate) fn open(&self, cache: &CacheDir) -> Result<Model, Failure> {
+        let path = resolve(&self.model, cache)?;
+        self.run.open(&path)
+    }
+}
+
+/// The file of a path or a pulled name.
+pub(crate) fn resolve(model: &str, cache: &CacheDir) -> Result<PathBuf, Failure> {
+    Ok(entrokv::pull::resolve(model, &cache.path()?)?)
+}
+
+impl RunArgs {
+    /// The library's options.
+    pub(crate) fn options(&self) -> ModelOptions {
+        let defaults = ModelOptions::default();
+        ModelOptions {
+            threads: self.threads.unwrap_or(defaults.threads),
+            isa: self.isa.unwrap_or(defaults.isa),
+            arithmetic: match self.activations {
+                Activations::Int8 => Arithmetic::Int8,
+                Activations::F32 => Arithmetic::F32,
+            },
+            page_size: usize::from(self.page_size),
+            page_kind: self.cache_type,
+            chunk_size: self.chunk_size,
+            context_len: self.ctx_size.map(NonZeroUsize::get),
+            pool_bytes: self.kv_pool,
+            pre_tokenizer: self.pre.clone(),
+            interrupt: interrupt::flag(),
+        }
+    }
+
+    /// Opens the file at `path`.
+    pub(crate) fn open(&self, path: &Path) -> Result<Model, Failure> {
+        let bar = Progress::steps("loading", LOADING_STEPS);
+        let mut progress = |share: f32| bar.set((share * LOADING_STEPS as f32) as u64);
+        Model::open(path, &self.options(), &mut progress).map_err(|error| Failure::while_doing(path.display(), error))
+    }
+}
+
+/// The cap on a sequence's cache.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Capping the KV cache")]
+pub(crate) struct EvictionArgs {
+    /// Most the cache may hold once the prompt is read: 20% or 1/5 (of the prompt's full cache), 64MiB (whole sequence), 512tok or 40pages (each KV head)
+    #[arg(long, env = "ENTROKV_KV_BUDGET", value_name = "BUDGET", value_parser = parse_budget)]
+    pub(crate) kv_budget: Option<Budget>,
+    /// What decides which pages stay: page-entro-kv, mean-pages or none, with options such as page-entro-kv:tau=0.5,row=window:32,schedule=once [default: page-entro-kv:preset=serving when a budget is given]
+    #[arg(long, env = "ENTROKV_POLICY", value_name = "POLICY", value_parser = parse_policy_flag)]
+    pub(crate) policy: Option<PolicyFlag>,
+}
+
+fn parse_budget(text: &str) -> Result<Budget, String> {
+    text.parse().map_err(|error| format!("{error}"))
+}
+
+/// A policy by name, already known to parse.
+#[derive(Clone, Debug)]
+pub(crate) enum PolicyFlag {
+    /// Keep everything.
+    None,
+    /// The text of a policy.
+    Named(String),
+}
+
+fn parse_policy_flag(text: &str) -> Result<PolicyFlag, String> {
+    if text == "none" {
+        return Ok(PolicyFlag::None);
+    }
+    parse_policy(text).map(|_| PolicyFlag::Named(text.to_string())).map_err(|error| error.to_string())
+}
+
+impl EvictionArgs {
+    /// The library's options; `None` keeps the whole cache.
+    pub(crate) fn options(&self) -> Result<Option<EvictionOptions>, Failure> {
+        let name = match (&self.kv_budget, &self.policy) {
+            (None, None | Some(PolicyFlag::None)) => return Ok(None),
+            (None, Some(PolicyFlag::Named(name))) => {
+                return Err(Failure::Usage(format!("--policy {name} needs --kv-budget, such as --kv-budget 20%")));
+            }
+            (Some(budget), Some(PolicyFlag::None)) => {
+                return Err(Failure::Usage(format!(
+                    "--policy none keeps everything and cannot keep --kv-budget {budget}"
+                )));
+            }
+            (Some(_), None) => DEFAULT_POLICY,
+            (Some(_), Some(PolicyFlag::Named(name))) => name,
+        };
+        let policy = parse_policy(name).map_err(|error| Failure::Usage(error.to_string()))?;
+        Ok(self.kv_budget.map(|budget| EvictionOptions { budget, policy: Arc::from(policy) }))
+    }
+}
