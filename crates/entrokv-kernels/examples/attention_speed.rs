@@ -10,6 +10,7 @@
 #![allow(clippy::print_stdout, reason = "an example prints its figures")]
 
 use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use entrokv_kernels::attention::{AttentionParams, AttentionSpan, Segment, Tap, paged_attention};
@@ -198,9 +199,18 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     for isa in isas {
         let compute = Compute::new(isa, num_threads);
-        let empty = best(&compute, 2000, || compute.threads.for_each(num_threads.get(), |_| ()));
+        let fork_join = best(&compute, 2000, || {
+            // Every task waits for all others, so that every thread must take one.
+            let arrived = AtomicUsize::new(0);
+            compute.threads.for_each(num_threads.get(), |_| {
+                arrived.fetch_add(1, Ordering::SeqCst);
+                while arrived.load(Ordering::SeqCst) < num_threads.get() {
+                    std::hint::spin_loop();
+                }
+            });
+        });
         let peak = peak_gflops(&compute);
-        println!("{isa}, {num_threads} threads; fork and join {empty:?}; peak {peak:.0} GFLOP/s");
+        println!("{isa}, {num_threads} threads; fork and join {fork_join:?}; peak {peak:.0} GFLOP/s");
         for (name, num_heads, num_kv_heads, head_dim) in
             [("smollm2-135m", 9, 3, 64), ("qwen2.5-0.5b", 14, 2, 64), ("qwen2.5-1.5b", 12, 2, 128)]
         {
