@@ -14,7 +14,7 @@ use entrokv_kernels::activation::{add, gelu_tanh_mul, scale, silu_mul};
 use entrokv_kernels::activations::{Activations, Arithmetic};
 use entrokv_kernels::attention::{AttentionParams, AttentionSpan, Tap, paged_attention};
 use entrokv_kernels::compute::Compute;
-use entrokv_kernels::matmul::matmul;
+use entrokv_kernels::matmul::{matmul, matmul_each};
 use entrokv_kernels::norm::{rms_norm, rms_norm_in_place};
 use entrokv_kernels::rope::{RopeAngles, rope};
 
@@ -159,21 +159,24 @@ impl Decoder {
             projected: Vec::new(),
             gate: Vec::new(),
             up: Vec::new(),
-            input: Activations::new(arithmetic),
+            input: Activations::for_weights(arithmetic, weights.types()),
         };
         Self { config, weights, compute, store, interrupt, scratch }
     }
 
-    /// `out = projection(x)` with the bias, for every row of the activations already loaded.
-    fn project(compute: &Compute, projection: &Projection, input: &Activations, out: &mut Vec<f32>) {
-        let columns = projection.matrix.rows();
-        out.resize(input.num_tokens() * columns, 0.0);
-        matmul(compute, &projection.matrix, input, out);
-        if let Some(bias) = &projection.bias {
-            for row in out.chunks_exact_mut(columns) {
-                for (y, b) in row.iter_mut().zip(bias) {
-                    *y += b;
-                }
+    /// `out = projection(x)` with its bias, for every row of the activations already loaded and for each pair, all in one
+    /// fork and join.
+    fn project<const N: usize>(compute: &Compute, input: &Activations, pairs: [(&Projection, &mut Vec<f32>); N]) {
+        let rows = input.num_tokens();
+        let mut pairs = pairs.map(|(projection, out)| {
+            out.resize(rows * projection.matrix.rows(), 0.0);
+            (projection, out)
+        });
+        matmul_each(compute, input, pairs.each_mut().map(|(projection, out)| (&projection.matrix, out.as_mut_slice())));
+        for (projection, out) in pairs {
+            let Some(bias) = &projection.bias else { continue };
+            for row in out.chunks_exact_mut(bias.len()) {
+                row.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
             }
         }
     }
@@ -190,9 +193,7 @@ impl Decoder {
         let Scratch { x, normed, q, k, v, attended, projected, input, .. } = scratch;
         rms_norm(compute, x, &layer.attention_norm, config.rms_epsilon, normed);
         input.load(compute, normed, config.embedding_len);
-        Self::project(compute, &layer.q, input, q);
-        Self::project(compute, &layer.k, input, k);
-        Self::project(compute, &layer.v, input, v);
+        Self::project(compute, input, [(&layer.q, &mut *q), (&layer.k, &mut *k), (&layer.v, &mut *v)]);
         if let Some(norm) = &layer.q_norm {
             rms_norm_in_place(compute, q, norm, config.rms_epsilon);
         }
@@ -245,7 +246,7 @@ impl Decoder {
         }
 
         input.load(compute, attended, config.num_heads * config.head_dim);
-        Self::project(compute, &layer.output, input, projected);
+        Self::project(compute, input, [(&layer.output, &mut *projected)]);
         if let Some(norm) = &layer.post_attention_norm {
             rms_norm_in_place(compute, projected, norm, config.rms_epsilon);
         }
@@ -258,14 +259,13 @@ impl Decoder {
         let Scratch { x, normed, projected, gate, up, input, .. } = scratch;
         rms_norm(compute, x, &layer.ffn_norm, config.rms_epsilon, normed);
         input.load(compute, normed, config.embedding_len);
-        Self::project(compute, &layer.gate, input, gate);
-        Self::project(compute, &layer.up, input, up);
+        Self::project(compute, input, [(&layer.gate, &mut *gate), (&layer.up, &mut *up)]);
         match config.feed_forward {
             FeedForward::SwiGlu => silu_mul(compute, gate, up),
             FeedForward::GeGlu => gelu_tanh_mul(compute, gate, up),
         }
         input.load(compute, gate, config.ffn_len);
-        Self::project(compute, &layer.down, input, projected);
+        Self::project(compute, input, [(&layer.down, &mut *projected)]);
         if let Some(norm) = &layer.post_ffn_norm {
             rms_norm_in_place(compute, projected, norm, config.rms_epsilon);
         }

@@ -8,6 +8,7 @@ use std::collections::HashSet;
 use entrokv_kernels::compute::Compute;
 use entrokv_kernels::dequantize::dequantize;
 use entrokv_kernels::matrix::{Matrix, MatrixError};
+use entrokv_kernels::weight_type::WeightType;
 
 use crate::config::{Architecture, ModelConfig};
 use crate::gguf::{Gguf, Tensor};
@@ -202,14 +203,23 @@ impl Weights {
         }
     }
 
+    /// Every matrix of the model.
+    fn matrices(&self) -> impl Iterator<Item = &Matrix> {
+        let layer = |l| {
+            let LayerWeights { q, k, v, output, gate, up, down, .. }: &LayerWeights = l;
+            [q, k, v, output, gate, up, down].map(|projection| &projection.matrix)
+        };
+        [Some(&self.embedding), self.output.as_ref()].into_iter().flatten().chain(self.layers.iter().flat_map(layer))
+    }
+
     /// Bytes the packed matrices hold.
     pub fn held_bytes(&self) -> usize {
-        let layer = |l: &LayerWeights| {
-            [&l.q, &l.k, &l.v, &l.output, &l.gate, &l.up, &l.down].iter().map(|p| p.matrix.held_bytes()).sum::<usize>()
-        };
-        self.embedding.held_bytes()
-            + self.output.as_ref().map_or(0, Matrix::held_bytes)
-            + self.layers.iter().map(layer).sum::<usize>()
+        self.matrices().map(Matrix::held_bytes).sum()
+    }
+
+    /// Encodings of the matrices.
+    pub fn types(&self) -> impl Iterator<Item = WeightType> {
+        self.matrices().map(Matrix::weight_type)
     }
 }
 

@@ -60,6 +60,18 @@ fn any_page_size_gives_the_same_bits() {
     }
 }
 
+/// The portable path rounds products before it adds them, where the vector paths fuse; it is close, not equal.
+#[test]
+fn any_vector_instruction_set_gives_the_same_bits() {
+    for name in ARCHITECTURES {
+        let gguf = gguf(name);
+        let best = logits(&gguf, &options(), 50);
+        for isa in support::every_isa().into_iter().filter(|isa| isa.name() != "scalar") {
+            assert!(logits(&gguf, &ModelOptions { isa, ..options() }, 50) == best, "{name}, {}", isa.name());
+        }
+    }
+}
+
 #[test]
 fn the_places_of_frames_do_not_matter() {
     let gguf = gguf("llama-tied");
