@@ -4,6 +4,7 @@ use std::fs;
 use std::io::{self, Write};
 
 use clap::Args;
+use clap::builder::FalseyValueParser;
 use entrokv::{EndTokens, Request};
 use serde::Serialize;
 
@@ -12,8 +13,14 @@ use crate::failure::Failure;
 use crate::model_args::{EvictionArgs, ModelArgs};
 use crate::progress::Progress;
 
+const EXAMPLES: &str = "\
+Examples:
+  entrokv bench -m smollm2-135m --prompt 512,8000 --generate 64 --threads 2
+  entrokv bench -m model.gguf --prompt 8000 --kv-budget 20% --repetitions 5 --json";
+
 /// What to measure.
 #[derive(Args)]
+#[command(after_long_help = EXAMPLES)]
 pub(crate) struct BenchArgs {
     #[command(flatten)]
     model: ModelArgs,
@@ -27,7 +34,7 @@ pub(crate) struct BenchArgs {
     #[arg(short, long, env = "ENTROKV_REPETITIONS", value_name = "N", default_value = "1", value_parser = clap::value_parser!(u32).range(1..))]
     repetitions: u32,
     /// Print one JSON object
-    #[arg(long, env = "ENTROKV_JSON")]
+    #[arg(long, env = "ENTROKV_JSON", value_parser = FalseyValueParser::new())]
     json: bool,
     #[command(flatten)]
     eviction: EvictionArgs,
@@ -79,7 +86,7 @@ pub(crate) fn run(args: &BenchArgs, cache: &CacheDir) -> Result<(), Failure> {
                 ..Request::greedy(Vec::new(), args.generate as usize + 1)
             };
             reset_peak_rss();
-            let completion = model.engine.generate(request, |_| ())?;
+            let completion = model.engine.generate(request, |_| ()).map_err(Failure::refused)?;
             if completion.tokens.len() != args.generate as usize + 1 {
                 let reason = completion.finish_reason;
                 return Err(Failure::Failed(format!("prompt of {prompt}: ended early ({reason:?})")));

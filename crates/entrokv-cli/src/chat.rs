@@ -6,7 +6,7 @@
 use std::io::{self, IsTerminal, Write};
 
 use clap::Args;
-use entrokv::{Completion, EndTokens, FinishReason, Message, Model, RenderOptions, Request, SequenceId, SpecialTokens};
+use entrokv::{Completion, EndTokens, FinishReason, Message, Model, Request, SequenceId, SpecialTokens};
 use rustyline::error::ReadlineError;
 use rustyline::history::FileHistory;
 use rustyline::{DefaultEditor, Editor};
@@ -14,10 +14,11 @@ use rustyline::{DefaultEditor, Editor};
 use crate::bench::mib;
 use crate::cli::CacheDir;
 use crate::failure::Failure;
-use crate::interrupt;
+use crate::interrupt::Listening;
 use crate::model_args::{EvictionArgs, ModelArgs};
 use crate::output;
 use crate::progress::Progress;
+use crate::rendering;
 use crate::sampling_args::SamplingArgs;
 
 const HELP: &str = "\
@@ -32,8 +33,15 @@ const HELP: &str = "\
 /quit          leave (so does Ctrl-D)
 Ctrl-C stops an answer.";
 
+const EXAMPLES: &str = "\
+Examples:
+  entrokv chat -m smollm2-135m
+  entrokv chat -m qwen2.5-1.5b --kv-budget 512tok --system 'Answer in one sentence.' --temperature 0.7
+In the conversation /help lists the commands; Ctrl-C stops an answer.";
+
 /// With which model, and how.
 #[derive(Args)]
+#[command(after_long_help = EXAMPLES)]
 pub(crate) struct ChatArgs {
     #[command(flatten)]
     model: ModelArgs,
@@ -61,7 +69,8 @@ pub(crate) fn run(args: &ChatArgs, cache: &CacheDir) -> Result<(), Failure> {
         interactive(&mut conversation)
     } else {
         for line in io::stdin().lines() {
-            if let After::Quit = conversation.take(line?.trim())? {
+            let line = line.map_err(|error| Failure::while_doing("stdin", error))?;
+            if let After::Quit = conversation.take(line.trim())? {
                 break;
             }
         }
@@ -137,12 +146,10 @@ impl Conversation<'_> {
                 Some(question) => self.ask(question)?,
                 None => eprintln!("there is no question to answer again"),
             },
-            "/edit" => match (rest, self.undo()) {
-                ("", Some(question)) => {
-                    eprintln!("/edit needs the new question; the old one was: {question}");
-                }
-                (text, Some(_)) => self.ask(text.to_string())?,
-                (_, None) => eprintln!("there is no question to edit"),
+            "/edit" if rest.is_empty() => eprintln!("/edit needs the new question"),
+            "/edit" => match self.undo() {
+                Some(_) => self.ask(rest.to_string())?,
+                None => eprintln!("there is no question to edit"),
             },
             unknown if unknown.starts_with('/') => eprintln!("unknown command {unknown}; /help lists them"),
             _ => self.ask(line.to_string())?,
@@ -189,8 +196,10 @@ impl Conversation<'_> {
         let template = self.model.chat_template.as_ref().expect("checked when the conversation began");
         let messages: Vec<Message> =
             self.messages.iter().map(|(role, text)| Message::new(*role, text.as_str())).collect();
-        let full = template.render(&messages, &RenderOptions::default())?;
+        let full = template.render(&messages, &rendering::options())?;
         let (id, read) = self.submit(&full)?;
+        self.live = Some(Live { id, text: full.clone() });
+        let listening = Listening::start();
         let mut out = io::stdout().lock();
         let mut reading = Some(Progress::steps("reading", read as u64));
         let completion = self.model.engine.finish(id, &mut |step| {
@@ -201,11 +210,9 @@ impl Conversation<'_> {
             // A terminal that went away ends the program at the next prompt; the answer is not worth a panic.
             let _ = out.write_all(step.text.as_bytes()).and_then(|()| out.flush());
         })?;
+        drop(listening);
         writeln!(out)?;
         drop(out);
-        if completion.finish_reason == FinishReason::Cancelled {
-            interrupt::clear();
-        }
         if let FinishReason::Failed(why) = &completion.finish_reason {
             return Err(Failure::Failed(why.clone()));
         }
@@ -226,7 +233,7 @@ impl Conversation<'_> {
             let prompt = self.model.tokenizer.encode_raw(&rest, SpecialTokens::Parse)?;
             let read = prompt.len();
             let request = self.request(prompt)?;
-            self.model.engine.extend(id, request)?;
+            self.model.engine.extend(id, request).map_err(Failure::refused)?;
             return Ok((id, read));
         }
         // The template spells the past differently now (or there is none): read the conversation from its start.
@@ -234,7 +241,7 @@ impl Conversation<'_> {
         let prompt = self.model.tokenizer.encode(full, SpecialTokens::Parse)?;
         let read = prompt.len();
         let request = self.request(prompt)?;
-        Ok((self.model.engine.submit(request)?, read))
+        Ok((self.model.engine.submit(request).map_err(Failure::refused)?, read))
     }
 
     fn request(&self, prompt: Vec<u32>) -> Result<Request, Failure> {
@@ -267,7 +274,11 @@ impl Conversation<'_> {
             format!("tokens    {} of a context of {}", kv.logical_tokens, self.model.engine.context_len()),
             format!("KV held   {held} ({budget}; the full cache would be {full})"),
             format!("evicted   {} pages; metadata {metadata}", kv.eviction.pages_evicted),
-            format!("reading   {:.1} tokens/s", timing.prefill_tokens_per_s()),
+            format!(
+                "read      {} for the last answer, {:.1} tokens/s",
+                timing.prefill_tokens,
+                timing.prefill_tokens_per_s()
+            ),
             format!("answering {:.1} tokens/s", timing.decode_tokens_per_s()),
         ]
         .join("\n")

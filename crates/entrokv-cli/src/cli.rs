@@ -1,8 +1,13 @@
-//! The command line: every flag is also an environment variable, `ENTROKV_` and its name in capitals.
+//! The command line: every flag is also an environment variable that begins with `ENTROKV_`, and flags win.
+//!
+//! Two commands may spell a flag alike and mean different things (`--prompt` of `generate` is a text, of `bench` a list
+//! of lengths); their variables differ then. What is no flag (the source of `pull`, the shell of `completions`) has none.
 
-use std::io;
+use std::io::{self, Write};
 use std::path::PathBuf;
+use std::process::ExitCode;
 
+use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 
@@ -24,12 +29,13 @@ pub(crate) struct Cli {
 
 const EXAMPLES: &str = "\
 Examples:
-  entrokv demo                                        a long prompt answered with the full cache and with a fifth of it
-  entrokv pull smollm2-135m                           fetch a small model once (98 MB)
+  entrokv demo                                      one answer with the full cache, one with a fifth
+  entrokv pull smollm2-135m                         fetch a small model once (98 MB)
   entrokv generate -m smollm2-135m --chat --prompt 'What is a KV cache?'
   entrokv generate -m model.gguf --prompt-file book.txt --kv-budget 64MiB
-  entrokv inspect -m model.gguf                       geometry, tensor types, and what budget gives what
-  entrokv chat -m qwen2.5-1.5b --kv-budget 512tok     a conversation that goes on past the budget";
+  entrokv inspect model.gguf                        geometry, and what budget gives what
+  entrokv chat -m qwen2.5-1.5b --kv-budget 512tok   a conversation that goes on past the budget
+Every flag is also an environment variable, which its help names.";
 
 /// Where pulled models are kept.
 #[derive(Args)]
@@ -81,6 +87,55 @@ pub(crate) struct CompletionsArgs {
 
 /// Prints the completion script of a shell.
 pub(crate) fn completions(args: &CompletionsArgs) -> Result<(), Failure> {
-    clap_complete::generate(args.shell, &mut Cli::command(), "entrokv", &mut io::stdout());
-    Ok(())
+    // Into memory first: the generator panics where a pipe has been closed.
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut Cli::command(), "entrokv", &mut script);
+    io::stdout().write_all(&script).map_err(|error| Failure::while_doing("stdout", error))
+}
+
+/// Prints help where help was asked for; anything else is bad usage, told in one line.
+pub(crate) fn refuse(error: &clap::Error) -> ExitCode {
+    if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        error.exit();
+    }
+    let text = error.to_string();
+    let reason = text.split("\n\nUsage:").next().and_then(|text| text.split("\n\nFor more").next()).unwrap_or(&text);
+    let reason = reason.strip_prefix("error: ").unwrap_or(reason).replace(":\n", ":");
+    Failure::Usage(format!("{reason}\nsee --help")).report()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    /// Every argument of every command, `--help` and `--version` aside.
+    fn arguments(command: &clap::Command) -> Vec<(String, clap::Arg)> {
+        let own = command.get_arguments().filter(|arg| !["help", "version"].contains(&arg.get_id().as_str()));
+        let own = own.map(|arg| (command.get_name().to_string(), arg.clone()));
+        own.chain(command.get_subcommands().flat_map(arguments)).collect()
+    }
+
+    #[test]
+    fn every_flag_has_a_variable_and_every_variable_one_meaning() {
+        let mut meanings: BTreeMap<String, String> = BTreeMap::new();
+        for (command, arg) in arguments(&Cli::command()) {
+            let Some(long) = arg.get_long() else {
+                assert!(["pull", "completions", "inspect", "tokenize"].contains(&command.as_str()), "{command}");
+                continue;
+            };
+            let variable = arg.get_env().and_then(|name| name.to_str());
+            let Some(variable) = variable else { panic!("{command} --{long} has no variable") };
+            assert!(variable.starts_with("ENTROKV_"), "{command} --{long}: {variable}");
+            let meaning = meanings.entry(variable.to_string()).or_insert_with(|| long.to_string());
+            assert_eq!(meaning, long, "{command} --{long}: {variable} is the variable of another flag");
+        }
+        assert!(meanings.len() > 30, "{meanings:?}");
+    }
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
 }

@@ -3,6 +3,8 @@
 use std::io::{self, Write};
 
 use clap::Args;
+use clap::builder::FalseyValueParser;
+use entrokv::pull::{DEFAULT_MODEL, default_model_at_hand};
 use entrokv::{
     EndTokens, EvictionOptions, Message, RenderOptions, Request, SamplingOptions, SpecialTokens, parse_policy,
 };
@@ -27,13 +29,18 @@ const MAX_TOKENS: usize = 48;
 /// Budgets of the rows; the first keeps everything.
 const BUDGETS: [Option<&str>; 2] = [None, Some("20%")];
 const POLICY: &str = "page-entro-kv:preset=serving";
-const MODEL: &str = "smollm2-135m";
+
+const EXAMPLES: &str = "\
+Examples:
+  entrokv demo
+  entrokv demo --json --threads 2";
 
 /// How to run it.
 #[derive(Args)]
+#[command(after_long_help = EXAMPLES)]
 pub(crate) struct DemoArgs {
     /// Print one JSON object
-    #[arg(long, env = "ENTROKV_JSON")]
+    #[arg(long, env = "ENTROKV_JSON", value_parser = FalseyValueParser::new())]
     json: bool,
     #[command(flatten)]
     run: RunArgs,
@@ -63,10 +70,13 @@ struct Row {
 
 /// Runs the command.
 pub(crate) fn run(args: &DemoArgs, cache: &CacheDir) -> Result<(), Failure> {
-    let path = pull::fetch(MODEL, cache)?;
+    let path = match default_model_at_hand() {
+        Some(path) => path,
+        None => pull::fetch(DEFAULT_MODEL, cache)?,
+    };
     let mut model = args.run.open(&path)?;
     let template =
-        model.chat_template.as_ref().ok_or_else(|| Failure::Failed(format!("{MODEL} has no chat template")))?;
+        model.chat_template.as_ref().ok_or_else(|| Failure::Failed(format!("{DEFAULT_MODEL} has no chat template")))?;
     let content = format!("{DOCUMENT}\n{QUESTION}");
     let messages = [Message::new("user", content)];
     let prompt = template.render(&messages, &RenderOptions::default())?;
@@ -101,9 +111,6 @@ pub(crate) fn run(args: &DemoArgs, cache: &CacheDir) -> Result<(), Failure> {
         let bar = Progress::steps("reading", prompt.len() as u64);
         let completion = model.engine.generate(request, |step| bar.set(step.computed as u64))?;
         drop(bar);
-        if crate::interrupt::is_raised() {
-            return Err(Failure::Interrupted);
-        }
         report.rows.push(Row {
             budget: budget.unwrap_or("100%").to_string(),
             policy: if budget.is_some() { POLICY } else { "none" },

@@ -5,17 +5,27 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::Args;
-use entrokv::{EndTokens, FinishReason, Message, Model, RenderOptions, Request, SpecialTokens};
+use clap::builder::FalseyValueParser;
+use entrokv::{EndTokens, FinishReason, Message, Model, Request, SpecialTokens};
 
 use crate::cli::CacheDir;
 use crate::completion_json::CompletionJson;
 use crate::failure::Failure;
+use crate::interrupt::Listening;
 use crate::model_args::{EvictionArgs, ModelArgs};
 use crate::progress::Progress;
+use crate::rendering;
 use crate::sampling_args::SamplingArgs;
+
+const EXAMPLES: &str = "\
+Examples:
+  entrokv generate -m smollm2-135m --chat --prompt 'What is a KV cache?'
+  entrokv generate -m model.gguf --prompt-file book.txt --kv-budget 20% -n 200
+  entrokv generate -m model.gguf --kv-budget 64MiB --policy page-entro-kv:tau=0.5,row=window:32 --json < book.txt";
 
 /// What to continue, and how.
 #[derive(Args)]
+#[command(after_long_help = EXAMPLES)]
 pub(crate) struct GenerateArgs {
     #[command(flatten)]
     model: ModelArgs,
@@ -26,13 +36,13 @@ pub(crate) struct GenerateArgs {
     #[arg(short = 'f', long, env = "ENTROKV_PROMPT_FILE", value_name = "FILE", visible_alias = "file")]
     prompt_file: Option<PathBuf>,
     /// Put the prompt into the model's chat template as a user's message
-    #[arg(long, env = "ENTROKV_CHAT")]
+    #[arg(long, env = "ENTROKV_CHAT", value_parser = FalseyValueParser::new())]
     chat: bool,
     /// A system message before it (implies --chat)
     #[arg(long, env = "ENTROKV_SYSTEM", value_name = "TEXT")]
     system: Option<String>,
     /// Print one JSON object instead of streaming text
-    #[arg(long, env = "ENTROKV_JSON")]
+    #[arg(long, env = "ENTROKV_JSON", value_parser = FalseyValueParser::new())]
     json: bool,
     #[command(flatten)]
     eviction: EvictionArgs,
@@ -43,9 +53,10 @@ pub(crate) struct GenerateArgs {
 /// Runs the command.
 pub(crate) fn run(args: &GenerateArgs, cache: &CacheDir) -> Result<(), Failure> {
     let eviction = args.eviction.options()?;
+    let path = args.model.path(cache)?;
     let prompt = read_prompt(args)?;
     let start = Instant::now();
-    let mut model = args.model.open(cache)?;
+    let mut model = args.model.run.open(&path)?;
     let load = start.elapsed();
     let tokens = tokenize(args, &model, prompt)?;
     let prompt_tokens = tokens.len();
@@ -58,7 +69,8 @@ pub(crate) fn run(args: &GenerateArgs, cache: &CacheDir) -> Result<(), Failure> 
         eviction,
     };
 
-    let id = model.engine.submit(request)?;
+    let id = model.engine.submit(request).map_err(Failure::refused)?;
+    let listening = Listening::start();
     let mut reading = Some(Progress::steps("reading", prompt_tokens as u64));
     let mut out = io::stdout().lock();
     let mut broken = None;
@@ -69,6 +81,9 @@ pub(crate) fn run(args: &GenerateArgs, cache: &CacheDir) -> Result<(), Failure> 
         }
         if !args.json && broken.is_none() {
             broken = out.write_all(step.text.as_bytes()).and_then(|()| out.flush()).err();
+            if broken.is_some() {
+                listening.raise();
+            }
         }
     })?;
     model.engine.close(id);
@@ -135,6 +150,6 @@ fn tokenize(args: &GenerateArgs, model: &Model, prompt: String) -> Result<Vec<u3
         messages.push(Message::new("system", system.as_str()));
     }
     messages.push(Message::new("user", prompt));
-    let text = template.render(&messages, &RenderOptions::default())?;
+    let text = template.render(&messages, &rendering::options())?;
     Ok(model.tokenizer.encode(&text, SpecialTokens::Parse)?)
 }

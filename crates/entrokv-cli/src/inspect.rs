@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use clap::Args;
+use clap::builder::FalseyValueParser;
 use entrokv::{Budget, CacheShape, Gguf, LayerKind, ModelConfig, PageKind, rope_factors};
 use serde::Serialize;
 
@@ -15,20 +16,33 @@ use crate::model_args::resolve;
 /// Budgets of the table.
 const FRACTIONS: [&str; 5] = ["50%", "30%", "20%", "10%", "5%"];
 
+const EXAMPLES: &str = "\
+Examples:
+  entrokv inspect smollm2-135m
+  entrokv inspect model.gguf --prompt 4000,100000     what budgets keep of prompts of these lengths";
+
 /// Which model.
 #[derive(Args)]
+#[command(after_long_help = EXAMPLES)]
 pub(crate) struct InspectArgs {
     /// A GGUF file, or the name of a pulled model
     #[arg(env = "ENTROKV_MODEL", value_name = "MODEL")]
     model: String,
     /// Prompt lengths of the budget table, comma separated
-    #[arg(short, long, value_name = "N,N", value_delimiter = ',', default_value = "1024,8192,32768")]
+    #[arg(
+        short,
+        long,
+        env = "ENTROKV_PROMPT_TOKENS",
+        value_name = "N,N",
+        value_delimiter = ',',
+        default_value = "1024,8192,32768"
+    )]
     prompt: Vec<u64>,
     /// Tokens a page
     #[arg(long, env = "ENTROKV_PAGE_SIZE", value_name = "TOKENS", default_value = "16", value_parser = clap::value_parser!(u16).range(1..=256))]
     page_size: u16,
     /// Print one JSON object
-    #[arg(long, env = "ENTROKV_JSON")]
+    #[arg(long, env = "ENTROKV_JSON", value_parser = FalseyValueParser::new())]
     json: bool,
 }
 
@@ -85,9 +99,9 @@ struct BudgetRow {
 /// Runs the command.
 pub(crate) fn run(args: &InspectArgs, cache: &CacheDir) -> Result<(), Failure> {
     let path = resolve(&args.model, cache)?;
-    let doing = |error: &dyn std::fmt::Display| Failure::while_doing(path.display(), error);
-    let gguf = Gguf::open(&path).map_err(|error| doing(&error))?;
-    let config = ModelConfig::from_metadata(gguf.metadata(), rope_factors(&gguf).as_deref()).map_err(|e| doing(&e))?;
+    let gguf = Gguf::open(&path)?;
+    let config = ModelConfig::from_metadata(gguf.metadata(), rope_factors(&gguf).as_deref())
+        .map_err(|error| Failure::while_doing(path.display(), error))?;
     let shape = config.cache_shape(usize::from(args.page_size))?;
     let report = report(args, &gguf, &config, &shape)?;
     let mut out = io::stdout().lock();

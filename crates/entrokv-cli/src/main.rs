@@ -16,6 +16,7 @@ mod output;
 mod perplexity;
 mod progress;
 mod pull;
+mod rendering;
 mod sampling_args;
 mod tokenize;
 
@@ -24,10 +25,13 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use crate::cli::{Cli, Command};
-use crate::failure::Failure;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    interrupt::install();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return cli::refuse(&error),
+    };
     let outcome = match cli.command {
         Command::Pull(args) => pull::run(&args, &cli.cache),
         Command::Inspect(args) => inspect::run(&args, &cli.cache),
@@ -41,14 +45,6 @@ fn main() -> ExitCode {
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
-        Err(Failure::Interrupted) => ExitCode::from(130),
-        Err(Failure::Usage(message)) => {
-            eprintln!("error: {message}");
-            ExitCode::from(2)
-        }
-        Err(Failure::Failed(message)) => {
-            eprintln!("error: {message}");
-            ExitCode::FAILURE
-        }
+        Err(failure) => failure.report(),
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
 use entrokv::Isa;
-use entrokv::{Arithmetic, Budget, EvictionOptions, Model, ModelOptions, PageKind, parse_policy};
+use entrokv::{Arithmetic, Budget, EvictionOptions, LoadError, Model, ModelOptions, PageKind, parse_policy};
 
 use crate::cli::CacheDir;
 use crate::failure::Failure;
@@ -98,8 +98,12 @@ pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
 impl ModelArgs {
     /// Opens the model, with a progress bar when that takes over a second.
     pub(crate) fn open(&self, cache: &CacheDir) -> Result<Model, Failure> {
-        let path = resolve(&self.model, cache)?;
-        self.run.open(&path)
+        self.run.open(&self.path(cache)?)
+    }
+
+    /// The model's file.
+    pub(crate) fn path(&self, cache: &CacheDir) -> Result<PathBuf, Failure> {
+        resolve(&self.model, cache)
     }
 }
 
@@ -133,7 +137,11 @@ impl RunArgs {
     pub(crate) fn open(&self, path: &Path) -> Result<Model, Failure> {
         let bar = Progress::steps("loading", LOADING_STEPS);
         let mut progress = |share: f32| bar.set((share * LOADING_STEPS as f32) as u64);
-        Model::open(path, &self.options(), &mut progress).map_err(|error| Failure::while_doing(path.display(), error))
+        Model::open(path, &self.options(), &mut progress).map_err(|error| match error {
+            // It names the file itself, which may be another part of a split model.
+            LoadError::Gguf(error) => error.into(),
+            error => Failure::while_doing(path.display(), error),
+        })
     }
 }
 

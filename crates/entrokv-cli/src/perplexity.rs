@@ -14,8 +14,13 @@ use crate::progress::Progress;
 /// How many logits of the last position are printed.
 const TOP: usize = 20;
 
+const EXAMPLES: &str = "\
+Examples:
+  entrokv perplexity -m smollm2-135m --tokens 1024 --generate 16 < book.txt";
+
 /// What to score.
 #[derive(Args)]
+#[command(after_long_help = EXAMPLES)]
 pub(crate) struct PerplexityArgs {
     #[command(flatten)]
     model: ModelArgs,

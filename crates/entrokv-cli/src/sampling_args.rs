@@ -3,6 +3,7 @@
 use std::num::NonZeroUsize;
 
 use clap::Args;
+use clap::builder::FalseyValueParser;
 use entrokv::SamplingOptions;
 
 /// How to choose tokens.
@@ -64,7 +65,7 @@ pub(crate) struct SamplingArgs {
     #[arg(short = 'n', long, env = "ENTROKV_MAX_TOKENS", value_name = "N", visible_alias = "n-predict")]
     pub(crate) max_tokens: Option<NonZeroUsize>,
     /// Go on after the model's end tokens
-    #[arg(long, env = "ENTROKV_IGNORE_EOS")]
+    #[arg(long, env = "ENTROKV_IGNORE_EOS", value_parser = FalseyValueParser::new())]
     pub(crate) ignore_eos: bool,
 }
 

@@ -10,8 +10,14 @@ use crate::generate::{read_stdin, utf8};
 use crate::model_args::resolve;
 use crate::output;
 
+const EXAMPLES: &str = "\
+Examples:
+  echo '[\"Call me Ishmael.\"]' | entrokv tokenize smollm2-135m
+  entrokv tokenize model.gguf --pre qwen2 < texts.json";
+
 /// Whose tokenizer.
 #[derive(Args)]
+#[command(after_long_help = EXAMPLES)]
 pub(crate) struct TokenizeArgs {
     /// A GGUF file, or the name of a pulled model
     #[arg(env = "ENTROKV_MODEL", value_name = "MODEL")]
@@ -33,8 +39,9 @@ struct Row<'a> {
 /// Runs the command.
 pub(crate) fn run(args: &TokenizeArgs, cache: &CacheDir) -> Result<(), Failure> {
     let path = resolve(&args.model, cache)?;
-    let gguf = Gguf::open(&path).map_err(|error| Failure::while_doing(path.display(), error))?;
-    let tokenizer = Tokenizer::from_metadata(gguf.metadata(), args.pre.as_deref())?;
+    let gguf = Gguf::open(&path)?;
+    let tokenizer = Tokenizer::from_metadata(gguf.metadata(), args.pre.as_deref())
+        .map_err(|error| Failure::while_doing(path.display(), error))?;
     let input = utf8(read_stdin()?, "stdin")?;
     let texts: Vec<String> = serde_json::from_str(&input)
         .map_err(|error| Failure::Failed(format!("stdin is not a JSON array of strings: {error}")))?;

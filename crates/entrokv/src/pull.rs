@@ -239,20 +239,26 @@ pub fn resolve(model: &str, cache_dir: &Path) -> Result<PathBuf, PullError> {
 
 /// Provides the default model, [`DEFAULT_MODEL`], as the demo and the tests use it.
 ///
-/// Takes `$ENTROKV_MODELS/smollm2-135m.gguf` where that variable is set and the file has the right size; else pulls it into
-/// `cache_dir`. Callable from many tests at once: they wait for the first.
+/// Takes [`default_model_at_hand`], or else pulls it into `cache_dir`. Callable from many tests at once: they wait for the first.
 ///
 /// # Errors
 /// See [`PullError`].
 pub fn default_model(cache_dir: &Path) -> Result<PathBuf, PullError> {
-    let model = named_model(DEFAULT_MODEL).expect("the catalogue holds the default model");
-    if let Some(folder) = env::var_os("ENTROKV_MODELS") {
-        let path = Path::new(&folder).join(format!("{}.gguf", model.name));
-        if fs::metadata(&path).is_ok_and(|meta| meta.len() == model.bytes) {
-            return Ok(path);
-        }
+    match default_model_at_hand() {
+        Some(path) => Ok(path),
+        None => pull(&Source::Named(catalogued_default()), cache_dir, &mut Silent),
     }
-    pull(&Source::Named(model), cache_dir, &mut Silent)
+}
+
+/// `$ENTROKV_MODELS/smollm2-135m.gguf`, where that variable is set and the file has the right size.
+pub fn default_model_at_hand() -> Option<PathBuf> {
+    let model = catalogued_default();
+    let path = Path::new(&env::var_os("ENTROKV_MODELS")?).join(format!("{}.gguf", model.name));
+    fs::metadata(&path).is_ok_and(|meta| meta.len() == model.bytes).then_some(path)
+}
+
+fn catalogued_default() -> &'static NamedModel {
+    named_model(DEFAULT_MODEL).expect("the catalogue holds the default model")
 }
 
 /// The cache folder when the user names none: `$XDG_CACHE_HOME/entrokv/models`, or `~/.cache/entrokv/models`.

@@ -1,0 +1,107 @@
+//! Bad prompts, flags and surroundings: one line each; exit code 2 where a flag is to blame, else 1.
+
+use std::process::Stdio;
+
+use crate::program::{Bench, text};
+
+#[test]
+fn bad_flags_are_bad_usage() {
+    let bench = Bench::new();
+    let cases: [(&[&str], &str); 18] = [
+        (&["--kv-budget", "0"], "must be greater than 0"),
+        (&["--kv-budget", "0%"], "must be greater than 0"),
+        (&["--kv-budget=-5tok"], "negative"),
+        (&["--kv-budget", "12"], "12tok"),
+        (&["--kv-budget", "much"], "much"),
+        (&["--kv-budget", "1tok"], "the smallest budget is 32tok"),
+        (&["--kv-budget", "1B"], "the smallest budget is 8KiB"),
+        (&["--policy", "lru", "--kv-budget", "20%"], "known are page-entro-kv, mean-pages"),
+        (&["--policy", "page-entro-kv:tua=1", "--kv-budget", "20%"], "unknown option `tua` of page-entro-kv"),
+        (&["--policy", "page-entro-kv:tau=0", "--kv-budget", "20%"], "a temperature above 0"),
+        (&["--policy", "page-entro-kv"], "needs --kv-budget"),
+        (&["--policy", "none", "--kv-budget", "20%"], "--policy none keeps everything"),
+        (&["--page-size", "257"], "257"),
+        (&["--temperature=-1"], "temperature"),
+        (&["--top-p", "1.5"], "top_p"),
+        (&["--max-tokens", "0"], "0"),
+        (&["--isa", "mmx"], "mmx"),
+        (&["--promt", "x"], "--prompt"),
+    ];
+    let complaints: Vec<String> = cases
+        .into_iter()
+        .filter_map(|(words, expected)| {
+            let run = bench.run_model("generate", &[&["--prompt", "Call me"], words].concat(), "");
+            run.complaint(2, expected).map(|why| format!("{words:?}: {why}"))
+        })
+        .collect();
+    assert!(complaints.is_empty(), "{}", complaints.join("\n"));
+    bench.run(&["generate", "--prompt", "x"], "").fails(2, "--model <MODEL>");
+    bench.run(&["conquer"], "").fails(2, "unrecognized subcommand 'conquer'");
+}
+
+#[test]
+fn bad_prompts_are_failures() {
+    let bench = Bench::new();
+    bench.run_model("generate", &["--prompt", ""], "").fails(1, "the prompt has 0 tokens");
+    bench.run_model("generate", &[], "").fails(1, "the prompt has 0 tokens");
+    let prompt = ["--prompt", "zzzzzzzzzz", "--ctx-size", "4"];
+    bench.run_model("generate", &prompt, "").fails(1, "the prompt has 10 tokens, the context holds 4");
+    bench.run_model("generate", &["--prompt-file", "missing.txt"], "").fails(1, "missing.txt: No such file");
+    bench
+        .run_model("generate", &[], b"Call \xff me")
+        .fails(1, "stdin is not UTF-8 text: invalid byte 0xff at offset 5");
+    let file = bench.file("latin1.txt", b"caf\xe9");
+    let file = text(&file);
+    bench.run_model("generate", &["--prompt-file", file], "").fails(1, "invalid byte 0xe9 at offset 3");
+}
+
+#[test]
+fn bad_texts_are_failures() {
+    let bench = Bench::new();
+    bench.run_model("tokenize", &[], "Call me").fails(1, "stdin is not a JSON array of strings");
+    bench.run_model("tokenize", &[], b"[\"\xff\"]").fails(1, "stdin is not UTF-8 text");
+    bench.run_model("perplexity", &[], "").fails(1, "the text has 0 tokens");
+    bench.run_model("perplexity", &[], b"\xff").fails(1, "stdin is not UTF-8 text");
+    bench.run_model("perplexity", &["-c", "4"], "zzzzzzzzzz").fails(1, "the text has 10 tokens, the context holds 4");
+    bench.run_model("bench", &["--prompt", "0"], "").fails(2, "0 is not in 1..");
+    bench.run_model("bench", &["-c", "8"], "").fails(1, "the context holds 8");
+    bench.run_model("chat", &[], b"\xff\n").fails(1, "stdin");
+}
+
+#[test]
+fn a_pool_too_small_for_the_prompt_is_a_failure() {
+    let bench = Bench::new();
+    let words = ["--prompt", "zzzzzzzzzz", "--kv-pool", "1KiB"];
+    let run = bench.run_model("generate", &words, "");
+    assert_eq!((run.code, run.stderr.lines().count()), (Some(1), 1), "{run:?}");
+}
+
+#[test]
+fn a_closed_pipe_ends_the_answer_at_once() {
+    let bench = Bench::new();
+    let mut command = bench.command();
+    command.args(["generate", "-m", text(&bench.model), "--prompt", "x", "--ignore-eos"]);
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(stderr.starts_with("error: stdout: ") && stderr.lines().count() == 1, "{stderr}");
+}
+
+#[test]
+fn a_closed_pipe_is_no_panic_for_any_command() {
+    let bench = Bench::new();
+    let commands: [&[&str]; 4] = [&["inspect", "MODEL"], &["tokenize", "MODEL"], &["completions", "bash"], &["--help"]];
+    for words in commands {
+        let words = words.iter().map(|&word| if word == "MODEL" { text(&bench.model) } else { word });
+        let mut command = bench.command();
+        command.args(words).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        drop(child.stdout.take());
+        std::io::Write::write_all(&mut child.stdin.take().unwrap(), b"[\"a\"]").ok();
+        let output = child.wait_with_output().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(!stderr.contains("panicked") && stderr.lines().count() <= 1, "{command:?}: {stderr}");
+    }
+}

@@ -1,0 +1,206 @@
+//! The JSON other programs read: its keys, and numbers that must agree with each other.
+
+use serde_json::Value;
+
+use crate::program::Bench;
+
+/// Bytes of a page of one KV head of the tiny model: 16 tokens of 16 keys and 16 values, 2 bytes each.
+const PAGE_BYTES: u64 = 16 * (16 + 16) * 2;
+/// Its KV groups: 2 layers of 2 heads.
+const GROUPS: u64 = 4;
+
+#[track_caller]
+fn has_keys(object: &Value, keys: &[&str]) {
+    let got: Vec<&str> = object.as_object().unwrap().keys().map(String::as_str).collect();
+    for key in keys {
+        assert!(got.contains(key), "no {key} among {got:?}");
+    }
+}
+
+#[track_caller]
+fn is_positive(object: &Value, keys: &[&str]) {
+    for key in keys {
+        assert!(object[key].as_f64().unwrap() > 0.0, "{key} of {object}");
+    }
+}
+
+fn long_prompt() -> String {
+    "the other sea was on the west side, and none of them had seen it. ".repeat(20)
+}
+
+#[test]
+fn generate_prints_one_object() {
+    let bench = Bench::new();
+    let words = ["--json", "-n", "40", "--ignore-eos", "--kv-budget", "20%"];
+    let json = bench.run_model("generate", &words, long_prompt()).json();
+    has_keys(&json, &["text", "tokens", "finish_reason", "usage", "kv", "timing"]);
+    assert_eq!(json["finish_reason"], "length");
+    assert_eq!(json["tokens"].as_array().unwrap().len(), 40);
+    assert_eq!(json["usage"]["completion_tokens"], 40);
+    let prompt_tokens = json["usage"]["prompt_tokens"].as_u64().unwrap();
+    let kv = &json["kv"];
+    let pages = prompt_tokens / 5 / 16;
+    assert!(pages > 4, "the prompt of {prompt_tokens} tokens is too short to prove anything");
+    assert_eq!(kv["bytes_budget"], pages * GROUPS * PAGE_BYTES);
+    assert!(kv["bytes_held"].as_u64() <= kv["bytes_budget"].as_u64(), "{kv}");
+    assert_eq!(kv["bytes_held"].as_u64().unwrap() % (GROUPS * PAGE_BYTES), 0);
+    assert_eq!(kv["logical_tokens"], prompt_tokens + 40);
+    // The last token's keys and values are never needed.
+    let full_pages = (prompt_tokens + 39).div_ceil(16);
+    assert_eq!(kv["bytes_full"], full_pages * GROUPS * PAGE_BYTES);
+    let held_pages = kv["bytes_held"].as_u64().unwrap() / PAGE_BYTES;
+    assert_eq!(kv["pages_evicted"], full_pages * GROUPS - held_pages);
+    assert_eq!((&kv["bytes_appended"], &kv["nan_rows"]), (&Value::from(0), &Value::from(0)));
+    assert_eq!(kv["uor"], 1.0);
+    is_positive(kv, &["bytes_metadata"]);
+    has_keys(&json["timing"], &["load_s", "observe_s", "evict_s"]);
+    is_positive(&json["timing"], &["load_s", "prefill_tokens_per_s", "decode_tokens_per_s"]);
+}
+
+#[test]
+fn generate_streams_the_text_its_json_holds() {
+    let bench = Bench::new();
+    let words = ["--prompt", "Call me", "-n", "24", "--ignore-eos"];
+    let text = bench.run_model("generate", &words, "").success();
+    let json = bench.run_model("generate", &[&words[..], &["--json"]].concat(), "").json();
+    assert_eq!(text.strip_suffix('\n'), json["text"].as_str());
+    // Without a budget all that is held is all there is.
+    let kv = &json["kv"];
+    assert_eq!((&kv["bytes_held"], &kv["bytes_budget"]), (&kv["bytes_full"], &kv["bytes_full"]));
+    assert_eq!(kv["pages_evicted"], 0);
+}
+
+#[test]
+fn a_stop_string_finishes_with_stop_and_is_left_out() {
+    let bench = Bench::new();
+    let words = ["--prompt", "Call me", "-n", "24", "--ignore-eos", "--json"];
+    let whole = bench.run_model("generate", &words, "").json();
+    let whole = whole["text"].as_str().unwrap();
+    let stop: String = whole.chars().skip(4).take(3).collect();
+    let json = bench.run_model("generate", &[&words[..], &["--stop", &stop]].concat(), "").json();
+    assert_eq!(json["finish_reason"], "stop");
+    assert_eq!(json["text"].as_str().unwrap(), &whole[..whole.find(&stop).unwrap()]);
+}
+
+#[test]
+fn a_budget_of_everything_is_no_budget() {
+    let bench = Bench::new();
+    let words = ["--json", "-n", "40", "--ignore-eos"];
+    let all = bench.run_model("generate", &[&words[..], &["--kv-budget", "100%"]].concat(), long_prompt()).json();
+    let none = bench.run_model("generate", &words, long_prompt()).json();
+    assert_eq!(all["tokens"], none["tokens"]);
+    assert_eq!(all["kv"]["bytes_held"], none["kv"]["bytes_held"]);
+    assert_eq!(all["kv"]["bytes_budget"], none["kv"]["bytes_budget"]);
+}
+
+#[test]
+fn every_kind_of_budget_and_policy_is_taken_and_kept() {
+    let bench = Bench::new();
+    let cases: [(&[&str], u64); 7] = [
+        (&["--kv-budget", "128tok"], 8),
+        (&["--kv-budget", "9pages"], 9),
+        (&["--kv-budget", "32KiB"], 8),
+        (&["--kv-budget", "40000"], 0),
+        (&["--kv-budget", "128tok", "--policy", "page-entro-kv:tau=0.5,row=window:32"], 8),
+        (&["--kv-budget", "128tok", "--policy", "page-entro-kv:preset=paper,alpha=inf,pooling=max"], 8),
+        (&["--kv-budget", "128tok", "--policy", "mean-pages"], 8),
+    ];
+    for (words, pages) in cases {
+        let run = bench.run_model("generate", &[&["--json", "-n", "8", "--ignore-eos"], words].concat(), long_prompt());
+        if pages == 0 {
+            run.fails(2, "does not say what it counts");
+            continue;
+        }
+        let json = run.json();
+        assert_eq!(json["kv"]["bytes_budget"], pages * GROUPS * PAGE_BYTES, "{words:?}");
+        assert!(json["kv"]["bytes_held"].as_u64() <= json["kv"]["bytes_budget"].as_u64(), "{words:?}: {json}");
+    }
+}
+
+#[test]
+fn schedule_once_reports_what_grew() {
+    let bench = Bench::new();
+    let words =
+        ["--json", "-n", "65", "--ignore-eos", "--kv-budget", "128tok", "--policy", "page-entro-kv:schedule=once"];
+    let json = bench.run_model("generate", &words, long_prompt()).json();
+    let kv = &json["kv"];
+    let held = kv["bytes_held"].as_u64().unwrap();
+    assert_eq!(kv["bytes_appended"].as_u64().unwrap(), 4 * GROUPS * PAGE_BYTES, "{kv}");
+    assert!(held > kv["bytes_budget"].as_u64().unwrap(), "{kv}");
+}
+
+#[test]
+fn bench_prints_one_object() {
+    let bench = Bench::new();
+    let words = ["--prompt", "64,320", "--generate", "8", "--threads", "1", "--kv-budget", "128tok", "--json"];
+    let json = bench.run_model("bench", &words, "").json();
+    has_keys(&json, &["cpu", "isa", "rows"]);
+    let rows = json["rows"].as_array().unwrap();
+    let prompts: Vec<_> = rows.iter().map(|row| row["prompt"].as_u64().unwrap()).collect();
+    assert_eq!(prompts, [64, 320]);
+    for row in rows {
+        is_positive(row, &["prefill_tokens_per_s", "decode_tokens_per_s", "kv_bytes_held"]);
+        assert!(row["kv_bytes_held"].as_u64().unwrap() <= 8 * GROUPS * PAGE_BYTES);
+        if cfg!(target_os = "linux") {
+            is_positive(row, &["peak_rss_bytes"]);
+        }
+    }
+}
+
+#[test]
+fn inspect_prints_one_object() {
+    let bench = Bench::new();
+    let json = bench.run_model("inspect", &["--json", "--prompt", "1000"], "").json();
+    assert_eq!((&json["architecture"], &json["layers"]), (&"llama".into(), &2.into()));
+    assert_eq!((&json["query_heads"], &json["kv_heads"], &json["head_dim"]), (&4.into(), &2.into(), &16.into()));
+    assert_eq!(json["file_bytes"], std::fs::metadata(&bench.model).unwrap().len());
+    assert_eq!(json["kv"][0]["bytes_per_token"], GROUPS * PAGE_BYTES / 16);
+    let fifth = json["budgets"].as_array().unwrap().iter().find(|row| row["budget"] == "20%").unwrap();
+    assert_eq!(fifth["pages_per_group"], 12);
+    assert_eq!(fifth["bytes"], 12 * GROUPS * PAGE_BYTES);
+    assert_eq!(fifth["bytes_full"], 63 * GROUPS * PAGE_BYTES);
+}
+
+#[test]
+fn tokenize_and_perplexity_print_the_golden_form() {
+    let bench = Bench::new();
+    let json = bench.run_model("tokenize", &[], r#"["a<|im_end|>", ""]"#).json();
+    let rows = json.as_array().unwrap();
+    assert_eq!(rows.len(), 2);
+    assert_eq!(rows[0]["text"], "a<|im_end|>");
+    assert_eq!(rows[0]["ids"].as_array().unwrap().len(), 11);
+    assert_eq!(rows[0]["ids_with_special"].as_array().unwrap().len(), 2);
+    assert_eq!(rows[1], serde_json::json!({"ids": [], "ids_with_special": [], "text": ""}));
+
+    let score = bench.run_model("perplexity", &["--tokens", "50", "--generate", "3"], long_prompt()).json();
+    let keys: Vec<&String> = score.as_object().unwrap().keys().collect();
+    assert_eq!(keys, ["greedy", "mean_nll", "tokens", "top20_last"]);
+    assert_eq!((score["tokens"].as_array().unwrap().len(), score["greedy"].as_array().unwrap().len()), (50, 3));
+    assert_eq!(score["top20_last"].as_array().unwrap().len(), 20);
+    assert_eq!(score["top20_last"][0][0], score["greedy"][0]);
+    is_positive(&score, &["mean_nll"]);
+}
+
+#[test]
+fn the_demo_is_right_with_a_fifth_of_the_cache() {
+    let cache = std::env::var_os("ENTROKV_CACHE").map(Into::into);
+    let cache = cache.unwrap_or_else(|| entrokv::pull::default_cache_dir().unwrap());
+    let model = entrokv::pull::default_model(&cache).unwrap();
+    let bench = Bench::new();
+    let mut command = bench.command();
+    // Where the cache holds the model `demo` finds it by its name; else the folder of models at hand does.
+    command.args(["demo", "--json"]).env("ENTROKV_CACHE", &cache).env("ENTROKV_MODELS", model.parent().unwrap());
+    command.env_remove("ENTROKV_THREADS");
+    let json = crate::program::Outcome::from(command.output().unwrap()).json();
+    has_keys(&json, &["question", "expected", "rows"]);
+    let rows = json["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 2);
+    for row in rows {
+        assert_eq!(row["correct"], true, "{row}");
+        assert!(row["answer"].as_str().unwrap().contains(json["expected"].as_str().unwrap()));
+        assert!(row["bytes_held"].as_u64() <= row["bytes_budget"].as_u64(), "{row}");
+        is_positive(row, &["bytes_held", "prefill_tokens_per_s", "decode_tokens_per_s"]);
+    }
+    assert_eq!((&rows[0]["budget"], &rows[1]["budget"]), (&"100%".into(), &"20%".into()));
+    assert!(rows[1]["bytes_budget"].as_u64().unwrap() * 5 <= rows[0]["bytes_held"].as_u64().unwrap());
+}
