@@ -7,6 +7,9 @@ use entrokv_cache::{KvCache, PoolExhausted};
 use crate::engine::Engine;
 use crate::model::{BatchSpan, LogitsWanted, NoTaps, RunError};
 
+/// Most rows of logits held at once: of a vocabulary of 262,144, 128 MiB.
+const MAX_ROWS: usize = 128;
+
 /// A text scored token by token.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TextScore {
@@ -71,7 +74,7 @@ impl Engine {
     ) -> Result<TextScore, ScoreError> {
         let mut score = TextScore { nll: Vec::with_capacity(tokens.len() - 1), last_logits: Vec::new() };
         let mut done = 0;
-        for chunk in tokens.chunks(self.options.chunk_size.get()) {
+        for chunk in tokens.chunks(self.options.chunk_size.get().min(MAX_ROWS)) {
             cache.grow(&mut self.pool, chunk.len())?;
             let span = BatchSpan { tokens: chunk, first_position: done as u32, cache, logits: LogitsWanted::All };
             let mut logits = self.runner.forward(&[span], &mut NoTaps)?;
