@@ -7,25 +7,25 @@
 //! * `an_interrupted_step_can_be_repeated`: an interrupt loses no token and changes no bit; a sequence whose policy was
 //!   watching the step is cancelled instead, for a policy must not see a row twice.
 
+mod kv_report;
+mod step;
+mod taps;
+
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
-use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
-use entrokv_cache::{BudgetError, CacheShape, Footprint, KvCache, PageKind, PagePool, PoolExhausted, RowSource};
-use entrokv_kernels::attention::Tap;
+use entrokv_cache::{BudgetError, CacheShape, KvCache, PageKind, PagePool};
+use entrokv_kernels::arena::Arena;
 
-use crate::eviction::{Eviction, EvictionReport};
-use crate::model::{AttentionSink, BatchSpan, Logits, LogitsWanted, ModelRunner, RunError};
+pub use self::kv_report::KvReport;
+use crate::eviction::Eviction;
+use crate::model::{ModelRunner, RunError};
 use crate::sampler::{OptionError, Sampler};
-use crate::sequence::{EndTokens, FinishReason, Request, Sequence, SequenceId, Timing, Turn};
+use crate::sequence::{FinishReason, Request, Sequence, SequenceId, Timing, Turn};
 use crate::stop::StopError;
 use crate::text_stream::TextStream;
 use crate::tokenizer::Tokenizer;
-
-/// OS pages are this large wherever the engine runs; ranges of whole ones go back to the system.
-const RECLAIM_GRANULE: u64 = 4096;
 
 /// Sizes of an engine.
 #[derive(Clone, Debug)]
@@ -99,27 +99,6 @@ pub struct StepOutput {
     pub text: String,
     /// Set when the answer ended with this step.
     pub finished: Option<FinishReason>,
-}
-
-/// A sequence's cache as the pool counts it.
-#[derive(Clone, Debug, PartialEq)]
-pub struct KvReport {
-    /// Tokens of the sequence, evicted ones included.
-    pub logical_tokens: usize,
-    /// Payload bytes of pages held in global layers.
-    pub bytes_held: u64,
-    /// Payload bytes of pages held in window layers, which no budget touches.
-    pub bytes_window: u64,
-    /// The resolved cap, once the prompt has been read.
-    pub bytes_budget: Option<u64>,
-    /// What the whole cache of the sequence would hold in global layers.
-    pub bytes_full: u64,
-    /// Block tables and policy state.
-    pub bytes_metadata: u64,
-    /// What `schedule=once` let grow after its eviction.
-    pub bytes_appended: u64,
-    /// Eviction so far.
-    pub eviction: EvictionReport,
 }
 
 /// An answer in full.
@@ -333,280 +312,14 @@ impl Engine {
         })
     }
 
-    /// Advances every sequence that has work: one chunk of prompts and one token of each answer under way.
-    ///
-    /// # Errors
-    /// [`RunError`]: nothing has changed for the caller; an interrupted step may be repeated.
-    pub fn step(&mut self) -> Result<Vec<StepOutput>, RunError> {
-        let start = Instant::now();
-        let mut outputs = Vec::new();
-        let work = self.schedule();
-        self.make_room(&work);
-        let work = self.grow(work, &mut outputs);
-        if work.is_empty() {
-            return Ok(outputs);
-        }
-        let logits = match self.run(&work) {
-            Ok(logits) => logits,
-            Err(error) => {
-                self.cancel_watched(&work);
-                return Err(error);
-            }
-        };
-        self.settle(&work, logits, start, &mut outputs);
-        self.reclaim();
-        Ok(outputs)
-    }
-
-    /// Answers under way first, one token each; then prompts, oldest first, within the chunk size.
-    fn schedule(&self) -> Vec<Work> {
-        let mut left = self.options.chunk_size.get();
-        let mut work = Vec::new();
-        for (&id, sequence) in self.sequences.iter().filter(|(_, s)| !s.is_reading()) {
-            if !sequence.pending(1).is_empty() {
-                work.push(Work { id, tokens: 1 });
-            }
-        }
-        for (&id, sequence) in self.sequences.iter().filter(|(_, s)| s.is_reading()) {
-            let tokens = sequence.pending(left).len();
-            if tokens > 0 {
-                work.push(Work { id, tokens });
-                left -= tokens;
-            }
-        }
-        work
-    }
-
-    /// Evicts ahead of answers that are about to open a page, so that no step ends over its budget.
-    fn make_room(&mut self, work: &[Work]) {
-        for Work { id, .. } in work {
-            let Some(sequence) = self.sequences.get_mut(id) else { continue };
-            if sequence.is_reading() {
-                continue;
-            }
-            if let Some(eviction) = &mut sequence.turn.eviction {
-                let start = Instant::now();
-                eviction.make_room(&mut sequence.cache, &mut self.pool, sequence.computed);
-                sequence.turn.timing.evict += start.elapsed();
-            }
-        }
-    }
-
-    /// Grows the caches for `work`; what the pool cannot hold waits while others run, and fails when nobody does.
-    fn grow(&mut self, work: Vec<Work>, outputs: &mut Vec<StepOutput>) -> Vec<Work> {
-        let mut grown = Vec::with_capacity(work.len());
-        let mut refused: Option<(SequenceId, PoolExhausted)> = None;
-        for item in work {
-            let Some(sequence) = self.sequences.get_mut(&item.id) else { continue };
-            // An interrupted step has grown already.
-            let missing = (sequence.computed + item.tokens).saturating_sub(sequence.cache.logical_len());
-            match sequence.cache.grow(&mut self.pool, missing) {
-                Ok(()) => grown.push(item),
-                Err(error) => {
-                    refused.get_or_insert((item.id, error));
-                }
-            }
-        }
-        if let (true, Some((id, error))) = (grown.is_empty(), refused) {
-            self.fail(id, error.to_string());
-            outputs.push(StepOutput {
-                id,
-                computed: self.sequences.get(&id).map_or(0, |sequence| sequence.computed),
-                token: None,
-                text: String::new(),
-                finished: Some(FinishReason::Failed(error.to_string())),
-            });
-        }
-        grown
-    }
-
-    /// Cancels the sequences of a step that failed half way while their policies were watching.
-    fn cancel_watched(&mut self, work: &[Work]) {
-        for Work { id, .. } in work {
-            let Some(sequence) = self.sequences.get_mut(id) else { continue };
-            if sequence.turn.eviction.as_ref().is_some_and(Eviction::is_watching) {
-                sequence.turn.finished.get_or_insert(FinishReason::Cancelled);
-            }
-        }
-    }
-
-    fn run(&mut self, work: &[Work]) -> Result<Logits, RunError> {
-        let mut batch = Vec::with_capacity(work.len());
-        let mut taps = Taps { spans: Vec::with_capacity(work.len()) };
-        // Disjoint borrows of the sequences, in the order of `work`.
-        let mut by_id: BTreeMap<SequenceId, &mut Sequence> =
-            self.sequences.iter_mut().map(|(&id, sequence)| (id, sequence)).collect();
-        for item in work {
-            let Some(sequence) = by_id.remove(&item.id) else { continue };
-            let reading = sequence.is_reading();
-            let Sequence { tokens, computed, cache, turn } = sequence;
-            let (first, end) = (*computed, *computed + item.tokens);
-            batch.push(BatchSpan {
-                tokens: &tokens[first..end],
-                first_position: first as u32,
-                cache,
-                logits: if end == tokens.len() { LogitsWanted::Last } else { LogitsWanted::None },
-            });
-            taps.spans.push(SpanTaps {
-                eviction: turn.eviction.as_mut(),
-                cache,
-                rows: first..end,
-                phase: if reading { Phase::Prompt { end: turn.prompt_end } } else { Phase::Answer },
-                time: &mut turn.timing.observe,
-            });
-        }
-        self.runner.forward(&batch, &mut taps)
-    }
-
-    fn settle(&mut self, work: &[Work], mut logits: Logits, start: Instant, outputs: &mut Vec<StepOutput>) {
-        for (span, item) in work.iter().enumerate() {
-            let Some(sequence) = self.sequences.get_mut(&item.id) else { continue };
-            let was_reading = sequence.is_reading();
-            sequence.computed += item.tokens;
-            sequence.cache.slide_windows(&mut self.pool);
-            let timing = &mut sequence.turn.timing;
-            if was_reading {
-                timing.prefill += start.elapsed();
-                timing.prefill_tokens += item.tokens;
-            } else {
-                timing.decode += start.elapsed();
-                timing.decode_tokens += item.tokens;
-            }
-            let prompt_is_read = was_reading && !sequence.is_reading();
-            if let Some(eviction) = sequence.turn.eviction.as_mut().filter(|_| prompt_is_read) {
-                let start = Instant::now();
-                eviction.end_prompt(&mut sequence.cache, &mut self.pool, sequence.computed);
-                sequence.turn.timing.evict += start.elapsed();
-            }
-            outputs.push(match logits.last(span) {
-                Some(row) => sequence.advance(item.id, row, self.tokenizer.as_deref()),
-                None => sequence.output(item.id, None, String::new()),
-            });
-        }
-    }
-
-    fn fail(&mut self, id: SequenceId, reason: String) {
+    pub(crate) fn fail(&mut self, id: SequenceId, reason: String) {
         if let Some(sequence) = self.sequences.get_mut(&id) {
             sequence.turn.finished.get_or_insert(FinishReason::Failed(reason));
         }
     }
 
-    fn reclaim(&mut self) {
-        let ranges = self.pool.reclaim(RECLAIM_GRANULE);
+    pub(crate) fn reclaim(&mut self) {
+        let ranges = self.pool.reclaim(Arena::os_page());
         self.runner.reclaim(&ranges);
-    }
-}
-
-/// A sequence's share of a step.
-struct Work {
-    id: SequenceId,
-    tokens: usize,
-}
-
-impl Sequence {
-    /// Samples the next token and decides whether the answer goes on.
-    fn advance(&mut self, id: SequenceId, logits: &mut [f32], tokenizer: Option<&Tokenizer>) -> StepOutput {
-        let turn = &mut self.turn;
-        if self.tokens.len() >= turn.length_limit {
-            turn.finished = Some(FinishReason::Length);
-            return self.output(id, None, String::new());
-        }
-        let token = match turn.sampler.sample(logits, &self.tokens) {
-            Ok(token) => token,
-            Err(error) => {
-                turn.finished = Some(FinishReason::Failed(error.to_string()));
-                return self.output(id, None, String::new());
-            }
-        };
-        self.tokens.push(token);
-        let is_end = |tokenizer: &Tokenizer| tokenizer.is_end_of_generation(token);
-        let mut text = String::new();
-        let mut held_back = true;
-        if turn.end_tokens == EndTokens::Stop && tokenizer.is_some_and(is_end) {
-            turn.finished = Some(FinishReason::Stop);
-        } else {
-            if let Some(stream) = &mut turn.text {
-                let piece = stream.push(token);
-                text = piece.text;
-                if piece.stopped {
-                    turn.finished = Some(FinishReason::Stop);
-                    held_back = false;
-                }
-            }
-            if turn.finished.is_none() && self.tokens.len() >= turn.length_limit {
-                turn.finished = Some(FinishReason::Length);
-            }
-        }
-        if turn.finished.is_some() && held_back {
-            text.push_str(&turn.text.as_mut().map(TextStream::finish).unwrap_or_default());
-        }
-        self.output(id, Some(token), text)
-    }
-
-    fn output(&self, id: SequenceId, token: Option<u32>, text: String) -> StepOutput {
-        StepOutput { id, computed: self.computed, token, text, finished: self.turn.finished.clone() }
-    }
-}
-
-impl KvReport {
-    fn of(sequence: &Sequence, shape: &CacheShape, kind: PageKind) -> Self {
-        let footprint: Footprint = sequence.cache.footprint();
-        let eviction = sequence.turn.eviction.as_ref();
-        let pages = sequence.computed.div_ceil(shape.page_size) as u64;
-        Self {
-            logical_tokens: sequence.tokens.len(),
-            bytes_held: footprint.global_bytes,
-            bytes_window: footprint.window_bytes,
-            bytes_budget: eviction.and_then(Eviction::budget_bytes),
-            bytes_full: pages * kind.page_bytes(shape) * shape.num_global_groups() as u64,
-            bytes_metadata: footprint.metadata_bytes + eviction.map_or(0, Eviction::state_bytes),
-            bytes_appended: eviction.map_or(0, |eviction| eviction.appended_bytes(footprint.global_bytes)),
-            eviction: eviction.map(Eviction::report).unwrap_or_default(),
-        }
-    }
-}
-
-/// What a span's rows are, for the policy.
-enum Phase {
-    /// Rows of a prompt that ends before this position.
-    Prompt { end: usize },
-    /// The row of a token generated.
-    Answer,
-}
-
-struct SpanTaps<'a> {
-    eviction: Option<&'a mut Eviction>,
-    cache: &'a KvCache,
-    rows: Range<usize>,
-    phase: Phase,
-    time: &'a mut Duration,
-}
-
-/// Routes attention rows to the policies of the sequences in a batch.
-struct Taps<'a> {
-    spans: Vec<SpanTaps<'a>>,
-}
-
-impl AttentionSink for Taps<'_> {
-    fn tap(&mut self, span: usize, layer: usize, resident: &[usize]) -> Tap {
-        let SpanTaps { eviction, rows, phase, .. } = &mut self.spans[span];
-        match (eviction, phase) {
-            (None, _) => Tap::None,
-            (Some(eviction), Phase::Prompt { end }) => eviction.tap_prompt(layer, rows.clone(), *end, resident),
-            (Some(eviction), Phase::Answer) => eviction.tap_answer(layer),
-        }
-    }
-
-    fn observe(&mut self, span: usize, layer: usize, tap: Tap) {
-        let SpanTaps { eviction, cache, phase, time, .. } = &mut self.spans[span];
-        if let Some(eviction) = eviction {
-            let start = Instant::now();
-            let source = match phase {
-                Phase::Prompt { .. } => RowSource::Prompt,
-                Phase::Answer => RowSource::Step,
-            };
-            eviction.observe(cache, layer, source, tap);
-            **time += start.elapsed();
-        }
     }
 }

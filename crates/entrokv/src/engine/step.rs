@@ -1,0 +1,219 @@
+//! A step of the engine: choose, make room, grow, run, settle.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use entrokv_cache::PoolExhausted;
+
+use super::taps::{Phase, SpanTaps, Taps};
+use super::{Engine, StepOutput};
+use crate::eviction::Eviction;
+use crate::model::{BatchSpan, Logits, LogitsWanted, RunError};
+use crate::sequence::{EndTokens, FinishReason, Sequence, SequenceId};
+use crate::text_stream::TextStream;
+use crate::tokenizer::Tokenizer;
+
+impl Engine {
+    /// Advances every sequence that has work: one chunk of prompts and one token of each answer under way.
+    ///
+    /// # Errors
+    /// [`RunError`]: nothing has changed for the caller; an interrupted step may be repeated.
+    pub fn step(&mut self) -> Result<Vec<StepOutput>, RunError> {
+        let start = Instant::now();
+        let mut outputs = Vec::new();
+        let work = self.schedule();
+        self.make_room(&work);
+        let work = self.grow(work, &mut outputs);
+        if work.is_empty() {
+            return Ok(outputs);
+        }
+        let logits = match self.run(&work) {
+            Ok(logits) => logits,
+            Err(error) => {
+                self.cancel_watched(&work);
+                return Err(error);
+            }
+        };
+        self.settle(&work, logits, start, &mut outputs);
+        self.reclaim();
+        Ok(outputs)
+    }
+
+    /// Answers under way first, one token each; then prompts, oldest first, within the chunk size.
+    fn schedule(&self) -> Vec<Work> {
+        let mut left = self.options.chunk_size.get();
+        let mut work = Vec::new();
+        for (&id, sequence) in self.sequences.iter().filter(|(_, s)| !s.is_reading()) {
+            if !sequence.pending(1).is_empty() {
+                work.push(Work { id, tokens: 1 });
+            }
+        }
+        for (&id, sequence) in self.sequences.iter().filter(|(_, s)| s.is_reading()) {
+            let tokens = sequence.pending(left).len();
+            if tokens > 0 {
+                work.push(Work { id, tokens });
+                left -= tokens;
+            }
+        }
+        work
+    }
+
+    /// Evicts ahead of answers that are about to open a page, so that no step ends over its budget.
+    fn make_room(&mut self, work: &[Work]) {
+        for Work { id, .. } in work {
+            let Some(sequence) = self.sequences.get_mut(id) else { continue };
+            if sequence.is_reading() {
+                continue;
+            }
+            if let Some(eviction) = &mut sequence.turn.eviction {
+                let start = Instant::now();
+                eviction.make_room(&mut sequence.cache, &mut self.pool, sequence.computed);
+                sequence.turn.timing.evict += start.elapsed();
+            }
+        }
+    }
+
+    /// Grows the caches for `work`; what the pool cannot hold waits while others run, and fails when nobody does.
+    fn grow(&mut self, work: Vec<Work>, outputs: &mut Vec<StepOutput>) -> Vec<Work> {
+        let mut grown = Vec::with_capacity(work.len());
+        let mut refused: Option<(SequenceId, PoolExhausted)> = None;
+        for item in work {
+            let Some(sequence) = self.sequences.get_mut(&item.id) else { continue };
+            // An interrupted step has grown already.
+            let missing = (sequence.computed + item.tokens).saturating_sub(sequence.cache.logical_len());
+            match sequence.cache.grow(&mut self.pool, missing) {
+                Ok(()) => grown.push(item),
+                Err(error) => {
+                    refused.get_or_insert((item.id, error));
+                }
+            }
+        }
+        if let (true, Some((id, error))) = (grown.is_empty(), refused) {
+            self.fail(id, error.to_string());
+            outputs.push(StepOutput {
+                id,
+                computed: self.sequences.get(&id).map_or(0, |sequence| sequence.computed),
+                token: None,
+                text: String::new(),
+                finished: Some(FinishReason::Failed(error.to_string())),
+            });
+        }
+        grown
+    }
+
+    /// Cancels the sequences of a step that failed half way while their policies were watching.
+    fn cancel_watched(&mut self, work: &[Work]) {
+        for Work { id, .. } in work {
+            let Some(sequence) = self.sequences.get_mut(id) else { continue };
+            if sequence.turn.eviction.as_ref().is_some_and(Eviction::is_watching) {
+                sequence.turn.finished.get_or_insert(FinishReason::Cancelled);
+            }
+        }
+    }
+
+    fn run(&mut self, work: &[Work]) -> Result<Logits, RunError> {
+        let mut batch = Vec::with_capacity(work.len());
+        let mut taps = Taps { spans: Vec::with_capacity(work.len()) };
+        // Disjoint borrows of the sequences, in the order of `work`.
+        let mut by_id: BTreeMap<SequenceId, &mut Sequence> =
+            self.sequences.iter_mut().map(|(&id, sequence)| (id, sequence)).collect();
+        for item in work {
+            let Some(sequence) = by_id.remove(&item.id) else { continue };
+            let reading = sequence.is_reading();
+            let Sequence { tokens, computed, cache, turn } = sequence;
+            let (first, end) = (*computed, *computed + item.tokens);
+            batch.push(BatchSpan {
+                tokens: &tokens[first..end],
+                first_position: first as u32,
+                cache,
+                logits: if end == tokens.len() { LogitsWanted::Last } else { LogitsWanted::None },
+            });
+            taps.spans.push(SpanTaps {
+                eviction: turn.eviction.as_mut(),
+                cache,
+                rows: first..end,
+                phase: if reading { Phase::Prompt { end: turn.prompt_end } } else { Phase::Answer },
+                time: &mut turn.timing.observe,
+            });
+        }
+        self.runner.forward(&batch, &mut taps)
+    }
+
+    fn settle(&mut self, work: &[Work], mut logits: Logits, start: Instant, outputs: &mut Vec<StepOutput>) {
+        for (span, item) in work.iter().enumerate() {
+            let Some(sequence) = self.sequences.get_mut(&item.id) else { continue };
+            let was_reading = sequence.is_reading();
+            sequence.computed += item.tokens;
+            sequence.cache.slide_windows(&mut self.pool);
+            let timing = &mut sequence.turn.timing;
+            if was_reading {
+                timing.prefill += start.elapsed();
+                timing.prefill_tokens += item.tokens;
+            } else {
+                timing.decode += start.elapsed();
+                timing.decode_tokens += item.tokens;
+            }
+            let prompt_is_read = was_reading && !sequence.is_reading();
+            if let Some(eviction) = sequence.turn.eviction.as_mut().filter(|_| prompt_is_read) {
+                let start = Instant::now();
+                eviction.end_prompt(&mut sequence.cache, &mut self.pool, sequence.computed);
+                sequence.turn.timing.evict += start.elapsed();
+            }
+            outputs.push(match logits.last(span) {
+                Some(row) => sequence.advance(item.id, row, self.tokenizer.as_deref()),
+                None => sequence.output(item.id, None, String::new()),
+            });
+        }
+    }
+}
+
+/// A sequence's share of a step.
+struct Work {
+    id: SequenceId,
+    tokens: usize,
+}
+
+impl Sequence {
+    /// Samples the next token and decides whether the answer goes on.
+    fn advance(&mut self, id: SequenceId, logits: &mut [f32], tokenizer: Option<&Tokenizer>) -> StepOutput {
+        let turn = &mut self.turn;
+        if self.tokens.len() >= turn.length_limit {
+            turn.finished = Some(FinishReason::Length);
+            return self.output(id, None, String::new());
+        }
+        let token = match turn.sampler.sample(logits, &self.tokens) {
+            Ok(token) => token,
+            Err(error) => {
+                turn.finished = Some(FinishReason::Failed(error.to_string()));
+                return self.output(id, None, String::new());
+            }
+        };
+        self.tokens.push(token);
+        let is_end = |tokenizer: &Tokenizer| tokenizer.is_end_of_generation(token);
+        let mut text = String::new();
+        let mut held_back = true;
+        if turn.end_tokens == EndTokens::Stop && tokenizer.is_some_and(is_end) {
+            turn.finished = Some(FinishReason::Stop);
+        } else {
+            if let Some(stream) = &mut turn.text {
+                let piece = stream.push(token);
+                text = piece.text;
+                if piece.stopped {
+                    turn.finished = Some(FinishReason::Stop);
+                    held_back = false;
+                }
+            }
+            if turn.finished.is_none() && self.tokens.len() >= turn.length_limit {
+                turn.finished = Some(FinishReason::Length);
+            }
+        }
+        if turn.finished.is_some() && held_back {
+            text.push_str(&turn.text.as_mut().map(TextStream::finish).unwrap_or_default());
+        }
+        self.output(id, Some(token), text)
+    }
+
+    fn output(&self, id: SequenceId, token: Option<u32>, text: String) -> StepOutput {
+        StepOutput { id, computed: self.computed, token, text, finished: self.turn.finished.clone() }
+    }
+}

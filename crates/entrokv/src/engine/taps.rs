@@ -1,0 +1,62 @@
+//! Attention rows on their way from a forward pass to the policies of the sequences in its batch.
+
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use entrokv_cache::{KvCache, RowSource};
+use entrokv_kernels::attention::Tap;
+
+use crate::eviction::Eviction;
+use crate::model::AttentionSink;
+
+/// What a span's rows are, for the policy.
+pub(super) enum Phase {
+    /// Rows of a prompt that ends before this position.
+    Prompt { end: usize },
+    /// The row of a token generated.
+    Answer,
+}
+
+/// One span of the batch.
+pub(super) struct SpanTaps<'a> {
+    /// The policy, where the sequence has a cap.
+    pub(super) eviction: Option<&'a mut Eviction>,
+    /// Its block tables.
+    pub(super) cache: &'a KvCache,
+    /// Absolute positions of the rows.
+    pub(super) rows: Range<usize>,
+    /// What the rows are.
+    pub(super) phase: Phase,
+    /// Clock of the observation.
+    pub(super) time: &'a mut Duration,
+}
+
+/// Routes attention rows to the policies of the sequences in a batch.
+pub(super) struct Taps<'a> {
+    /// In batch order.
+    pub(super) spans: Vec<SpanTaps<'a>>,
+}
+
+impl AttentionSink for Taps<'_> {
+    fn tap(&mut self, span: usize, layer: usize, resident: &[usize]) -> Tap {
+        let SpanTaps { eviction, rows, phase, .. } = &mut self.spans[span];
+        match (eviction, phase) {
+            (None, _) => Tap::None,
+            (Some(eviction), Phase::Prompt { end }) => eviction.tap_prompt(layer, rows.clone(), *end, resident),
+            (Some(eviction), Phase::Answer) => eviction.tap_answer(layer),
+        }
+    }
+
+    fn observe(&mut self, span: usize, layer: usize, tap: Tap) {
+        let SpanTaps { eviction, cache, phase, time, .. } = &mut self.spans[span];
+        if let Some(eviction) = eviction {
+            let start = Instant::now();
+            let source = match phase {
+                Phase::Prompt { .. } => RowSource::Prompt,
+                Phase::Answer => RowSource::Step,
+            };
+            eviction.observe(cache, layer, source, tap);
+            **time += start.elapsed();
+        }
+    }
+}
