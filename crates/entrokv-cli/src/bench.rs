@@ -22,8 +22,6 @@ Examples:
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 pub(crate) struct BenchArgs {
-    #[command(flatten)]
-    model: ModelArgs,
     /// Prompt lengths, comma separated
     #[arg(short, long, env = "ENTROKV_PROMPT_TOKENS", value_name = "N,N", value_delimiter = ',', default_value = "512", visible_alias = "n-prompt", value_parser = clap::value_parser!(u32).range(1..))]
     prompt: Vec<u32>,
@@ -36,6 +34,8 @@ pub(crate) struct BenchArgs {
     /// Print one JSON object
     #[arg(long, env = "ENTROKV_JSON", value_parser = FalseyValueParser::new())]
     json: bool,
+    #[command(flatten)]
+    model: ModelArgs,
     #[command(flatten)]
     eviction: EvictionArgs,
 }
@@ -75,6 +75,14 @@ pub(crate) fn run(args: &BenchArgs, cache: &CacheDir) -> Result<(), Failure> {
         model: model.config.name.clone(),
         rows: Vec::new(),
     };
+    for &prompt in &args.prompt {
+        // The first generated token comes out of reading the prompt.
+        let (needed, limit) = (prompt as usize + args.generate as usize + 1, model.engine.context_len());
+        if needed > limit {
+            let what = format!("a prompt of {prompt} tokens and {} generated ones", args.generate);
+            return Err(Failure::Failed(format!("{what} need a context of {needed}, the context holds {limit}")));
+        }
+    }
     let bar = Progress::steps("measuring", args.prompt.len() as u64 * u64::from(args.repetitions));
     for repetition in 0..args.repetitions {
         for &prompt in &args.prompt {
@@ -82,7 +90,6 @@ pub(crate) fn run(args: &BenchArgs, cache: &CacheDir) -> Result<(), Failure> {
                 prompt: random_tokens(u64::from(repetition), vocab, prompt as usize),
                 end_tokens: EndTokens::Ignore,
                 eviction: eviction.clone(),
-                // The first token comes out of reading the prompt.
                 ..Request::greedy(Vec::new(), args.generate as usize + 1)
             };
             reset_peak_rss();

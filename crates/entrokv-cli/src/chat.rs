@@ -43,11 +43,11 @@ In the conversation /help lists the commands; Ctrl-C stops an answer.";
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 pub(crate) struct ChatArgs {
-    #[command(flatten)]
-    model: ModelArgs,
     /// A system message
     #[arg(long, env = "ENTROKV_SYSTEM", value_name = "TEXT")]
     system: Option<String>,
+    #[command(flatten)]
+    model: ModelArgs,
     #[command(flatten)]
     eviction: EvictionArgs,
     #[command(flatten)]

@@ -21,14 +21,12 @@ const EXAMPLES: &str = "\
 Examples:
   entrokv generate -m smollm2-135m --chat --prompt 'What is a KV cache?'
   entrokv generate -m model.gguf --prompt-file book.txt --kv-budget 20% -n 200
-  entrokv generate -m model.gguf --kv-budget 64MiB --policy page-entro-kv:tau=0.5,row=window:32 --json < book.txt";
+  entrokv generate -m model.gguf --kv-budget 64MiB --policy page-entro-kv:tau=0.5 --json < book.txt";
 
 /// What to continue, and how.
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 pub(crate) struct GenerateArgs {
-    #[command(flatten)]
-    model: ModelArgs,
     /// The prompt [default: read from --prompt-file or stdin]
     #[arg(short, long, env = "ENTROKV_PROMPT", value_name = "TEXT", conflicts_with = "prompt_file")]
     prompt: Option<String>,
@@ -44,6 +42,8 @@ pub(crate) struct GenerateArgs {
     /// Print one JSON object instead of streaming text
     #[arg(long, env = "ENTROKV_JSON", value_parser = FalseyValueParser::new())]
     json: bool,
+    #[command(flatten)]
+    model: ModelArgs,
     #[command(flatten)]
     eviction: EvictionArgs,
     #[command(flatten)]

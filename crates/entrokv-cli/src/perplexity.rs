@@ -22,14 +22,14 @@ Examples:
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 pub(crate) struct PerplexityArgs {
-    #[command(flatten)]
-    model: ModelArgs,
     /// Score the first N tokens of the text [default: all]
     #[arg(long, env = "ENTROKV_TOKENS", value_name = "N")]
     tokens: Option<usize>,
     /// Continue the text greedily by this many tokens
     #[arg(long, env = "ENTROKV_GENERATE", value_name = "N", default_value_t = 0)]
     generate: usize,
+    #[command(flatten)]
+    model: ModelArgs,
 }
 
 #[derive(Serialize)]

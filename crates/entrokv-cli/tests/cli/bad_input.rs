@@ -64,7 +64,8 @@ fn bad_texts_are_failures() {
     bench.run_model("perplexity", &[], b"\xff").fails(1, "stdin is not UTF-8 text");
     bench.run_model("perplexity", &["-c", "4"], "zzzzzzzzzz").fails(1, "the text has 10 tokens, the context holds 4");
     bench.run_model("bench", &["--prompt", "0"], "").fails(2, "0 is not in 1..");
-    bench.run_model("bench", &["-c", "8"], "").fails(1, "the context holds 8");
+    let words = ["-c", "80", "--prompt", "64", "--generate", "16"];
+    bench.run_model("bench", &words, "").fails(1, "need a context of 81, the context holds 80");
     bench.run_model("chat", &[], b"\xff\n").fails(1, "stdin");
 }
 

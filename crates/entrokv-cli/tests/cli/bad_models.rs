@@ -1,6 +1,6 @@
 //! Files that are no models, or none this program can run: one line each, exit code 1.
 
-use crate::program::{Bench, text};
+use crate::program::{Bench, replaced, text};
 
 /// The start of a file that claims so many tensors and metadata entries.
 fn header(num_tensors: u64, num_entries: u64) -> Vec<u8> {
@@ -18,18 +18,6 @@ fn one_tensor(offset: u64) -> Vec<u8> {
     bytes.extend(0u32.to_le_bytes());
     bytes.extend(offset.to_le_bytes());
     bytes.resize(bytes.len().next_multiple_of(32) + 128, 0);
-    bytes
-}
-
-/// The file with every `from` replaced by `to`, which is as long.
-fn replaced(bytes: &[u8], from: &str, to: &str) -> Vec<u8> {
-    let (from, to) = (from.as_bytes(), to.as_bytes());
-    let mut bytes = bytes.to_vec();
-    for at in 0..bytes.len() - from.len() {
-        if bytes[at..].starts_with(from) {
-            bytes[at..at + to.len()].copy_from_slice(to);
-        }
-    }
     bytes
 }
 

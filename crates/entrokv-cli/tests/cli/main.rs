@@ -12,6 +12,7 @@ mod help;
 mod interrupts;
 mod json_shapes;
 mod program;
+mod prompts;
 #[cfg(unix)]
 mod pulling;
 mod server;

@@ -126,3 +126,15 @@ impl Outcome {
 pub(crate) fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
+
+/// The file with every `from` replaced by `to`, which is as long.
+pub(crate) fn replaced(bytes: &[u8], from: &str, to: &str) -> Vec<u8> {
+    let (from, to) = (from.as_bytes(), to.as_bytes());
+    let mut bytes = bytes.to_vec();
+    for at in 0..bytes.len() - from.len() {
+        if bytes[at..].starts_with(from) {
+            bytes[at..at + to.len()].copy_from_slice(to);
+        }
+    }
+    bytes
+}
