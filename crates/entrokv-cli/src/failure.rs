@@ -24,10 +24,11 @@ impl Failure {
         Self::Failed(format!("{what}: {error}"))
     }
 
-    /// A request the engine refused: bad usage where a flag's value is to blame, a failure where the prompt is.
+    /// A request the engine refused: bad usage where a flag's value is wrong by itself, a failure where the model or the
+    /// prompt decides (a budget below the pins, a prompt over the context).
     pub(crate) fn refused(error: SubmitError) -> Self {
         match error {
-            SubmitError::Budget(_) | SubmitError::Sampling(_) | SubmitError::Stop(_) => Self::Usage(error.to_string()),
+            SubmitError::Sampling(_) | SubmitError::Stop(_) => Self::Usage(error.to_string()),
             error => error.into(),
         }
     }

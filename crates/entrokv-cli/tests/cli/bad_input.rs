@@ -7,14 +7,12 @@ use crate::program::{Bench, text};
 #[test]
 fn bad_flags_are_bad_usage() {
     let bench = Bench::new();
-    let cases: [(&[&str], &str); 18] = [
+    let cases: [(&[&str], &str); 16] = [
         (&["--kv-budget", "0"], "must be greater than 0"),
         (&["--kv-budget", "0%"], "must be greater than 0"),
         (&["--kv-budget=-5tok"], "negative"),
         (&["--kv-budget", "12"], "12tok"),
         (&["--kv-budget", "much"], "much"),
-        (&["--kv-budget", "1tok"], "the smallest budget is 32tok"),
-        (&["--kv-budget", "1B"], "the smallest budget is 8KiB"),
         (&["--policy", "lru", "--kv-budget", "20%"], "known are page-entro-kv, mean-pages"),
         (&["--policy", "page-entro-kv:tua=1", "--kv-budget", "20%"], "unknown option `tua` of page-entro-kv"),
         (&["--policy", "page-entro-kv:tau=0", "--kv-budget", "20%"], "a temperature above 0"),
@@ -53,6 +51,14 @@ fn bad_prompts_are_failures() {
     let file = bench.file("latin1.txt", b"caf\xe9");
     let file = text(&file);
     bench.run_model("generate", &["--prompt-file", file], "").fails(1, "invalid byte 0xe9 at offset 3");
+}
+
+#[test]
+fn a_budget_under_the_pins_is_a_failure() {
+    let bench = Bench::new();
+    for (budget, expected) in [("1tok", "the smallest budget is 32tok"), ("1B", "the smallest budget is 8KiB")] {
+        bench.run_model("generate", &["--prompt", "Call me", "--kv-budget", budget], "").fails(1, expected);
+    }
 }
 
 #[test]
