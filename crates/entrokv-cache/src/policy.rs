@@ -51,6 +51,10 @@ pub trait PageScorer: Send {
     /// Writes one score a page into `out`, which is cleared first. Never NaN.
     fn score(&mut self, pages: &[PageSpan], out: &mut Vec<f32>);
 
+    /// Forgets every token outside `pages`, the ones that stay after a decision, and gives the memory back. Scores of the
+    /// others do not change.
+    fn retain(&mut self, pages: &[PageSpan]);
+
     /// Rows (one query of one head) dropped so far because an entry was not finite or the row had no mass.
     fn nan_rows(&self) -> u64;
 

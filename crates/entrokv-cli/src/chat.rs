@@ -68,14 +68,26 @@ pub(crate) fn run(args: &ChatArgs, cache: &CacheDir) -> Result<(), Failure> {
         eprintln!("{} (type /help for commands)", conversation.model.config.name);
         interactive(&mut conversation)
     } else {
-        for line in io::stdin().lines() {
-            let line = line.map_err(|error| Failure::while_doing("stdin", error))?;
-            if let After::Quit = conversation.take(line.trim())? {
-                break;
+        piped(&mut conversation)
+    }
+}
+
+/// Takes every line of stdin. A refused turn does not lose the rest; the first one is told last, with the exit code.
+fn piped(conversation: &mut Conversation<'_>) -> Result<(), Failure> {
+    let mut refused = Ok(());
+    for line in io::stdin().lines() {
+        let line = line.map_err(|error| Failure::while_doing("stdin", error))?;
+        match conversation.take(line.trim()) {
+            Ok(After::Continue) => {}
+            Ok(After::Quit) => break,
+            Err(Failure::Interrupted) => return Err(Failure::Interrupted),
+            Err(failure) if refused.is_ok() => refused = Err(failure),
+            Err(failure) => {
+                failure.report();
             }
         }
-        Ok(())
     }
+    refused
 }
 
 fn interactive(conversation: &mut Conversation<'_>) -> Result<(), Failure> {
@@ -217,8 +229,13 @@ impl Conversation<'_> {
             return Err(Failure::Failed(why.clone()));
         }
         self.messages.push(("assistant", completion.text.clone()));
-        let text = full + &completion.text + &self.end_token(&completion);
-        self.live = Some(Live { id, text });
+        let end_token = self.end_token(&completion);
+        if completion.finish_reason == FinishReason::Stop && end_token.is_empty() {
+            // A stop string: the cache holds it, the conversation does not, so the next turn reads it all again.
+            self.forget_sequence();
+        } else {
+            self.live = Some(Live { id, text: full + &completion.text + &end_token });
+        }
         if completion.kv.logical_tokens >= self.model.engine.context_len() {
             eprintln!("(the context of {} tokens is full; /clear starts over)", self.model.engine.context_len());
         }
@@ -268,7 +285,8 @@ impl Conversation<'_> {
     fn stats(&self) -> String {
         let Some(last) = &self.last else { return "nothing has been said yet".to_string() };
         let (kv, timing) = (&last.kv, &last.timing);
-        let budget = kv.bytes_budget.map_or("no budget".to_string(), |bytes| format!("budget {}", mib(bytes)));
+        let raised = if kv.eviction.budget_raised { ", raised to what is pinned" } else { "" };
+        let budget = kv.bytes_budget.map_or("no budget".to_string(), |bytes| format!("budget {}{raised}", mib(bytes)));
         let (held, full, metadata) = (mib(kv.bytes_held), mib(kv.bytes_full), mib(kv.bytes_metadata));
         [
             format!("tokens    {} of a context of {}", kv.logical_tokens, self.model.engine.context_len()),

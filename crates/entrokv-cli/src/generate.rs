@@ -12,7 +12,7 @@ use crate::cli::CacheDir;
 use crate::completion_json::CompletionJson;
 use crate::failure::Failure;
 use crate::interrupt::Listening;
-use crate::model_args::{EvictionArgs, ModelArgs};
+use crate::model_args::{EvictionArgs, ModelArgs, raised_note};
 use crate::progress::Progress;
 use crate::rendering;
 use crate::sampling_args::SamplingArgs;
@@ -91,6 +91,9 @@ pub(crate) fn run(args: &GenerateArgs, cache: &CacheDir) -> Result<(), Failure> 
         return Err(Failure::while_doing("stdout", error));
     }
     let reason = completion.finish_reason.clone();
+    if completion.kv.eviction.budget_raised {
+        eprintln!("{}", raised_note(&completion.kv));
+    }
     if args.json {
         serde_json::to_writer(&mut out, &CompletionJson::new(completion, prompt_tokens, load))?;
     }

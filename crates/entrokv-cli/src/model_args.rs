@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
 use entrokv::Isa;
-use entrokv::{Arithmetic, Budget, EvictionOptions, LoadError, Model, ModelOptions, PageKind, parse_policy};
+use entrokv::{Arithmetic, Budget, EvictionOptions, KvReport, LoadError, Model, ModelOptions, PageKind, parse_policy};
 
+use crate::bench::mib;
 use crate::cli::CacheDir;
 use crate::failure::Failure;
 use crate::interrupt;
@@ -34,7 +35,7 @@ pub(crate) struct ModelArgs {
 #[command(next_help_heading = "Running the model")]
 pub(crate) struct RunArgs {
     /// Threads [default: all cores]
-    #[arg(short, long, env = "ENTROKV_THREADS", value_name = "N")]
+    #[arg(short, long, env = "ENTROKV_THREADS", value_name = "N", value_parser = parse_threads)]
     pub(crate) threads: Option<NonZeroUsize>,
     /// Most tokens of a sequence [default: the model's context]
     #[arg(short, long, env = "ENTROKV_CTX_SIZE", value_name = "TOKENS", visible_alias = "max-model-len")]
@@ -76,6 +77,14 @@ pub(crate) enum Activations {
     Int8,
     /// As they are: slow, and exact but for the weights
     F32,
+}
+
+/// More threads than any machine this runs on has cores; beyond it a typing error would exhaust the system.
+const MAX_THREADS: usize = 1024;
+
+fn parse_threads(text: &str) -> Result<NonZeroUsize, String> {
+    let threads = text.parse::<NonZeroUsize>().ok().filter(|threads| threads.get() <= MAX_THREADS);
+    threads.ok_or_else(|| format!("expected 1 to {MAX_THREADS} threads"))
 }
 
 fn parse_kind(text: &str) -> Result<PageKind, String> {
@@ -149,7 +158,7 @@ impl RunArgs {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Capping the KV cache")]
 pub(crate) struct EvictionArgs {
-    /// Most the cache may hold once the prompt is read: 20% or 1/5 (of the prompt's full cache), 64MiB (whole sequence), 512tok or 40pages (each KV head)
+    /// Most the cache may hold once the prompt is read: 20% or 1/5 (of the prompt's full cache; 100% and more caps nothing), 64MiB (whole sequence), 512tok or 40pages (each KV head)
     #[arg(long, env = "ENTROKV_KV_BUDGET", value_name = "BUDGET", value_parser = parse_budget)]
     pub(crate) kv_budget: Option<Budget>,
     /// What decides which pages stay: page-entro-kv, mean-pages or none, with options such as page-entro-kv:tau=0.5,row=window:32,schedule=once [default: page-entro-kv:preset=serving when a budget is given]
@@ -196,4 +205,10 @@ impl EvictionArgs {
         let policy = parse_policy(name).map_err(|error| Failure::Usage(error.to_string()))?;
         Ok(self.kv_budget.map(|budget| EvictionOptions { budget, policy: Arc::from(policy) }))
     }
+}
+
+/// What to tell when a budget was below what the policy's options pin.
+pub(crate) fn raised_note(kv: &KvReport) -> String {
+    let budget = kv.bytes_budget.unwrap_or(kv.bytes_held);
+    format!("note: the budget was below the pinned pages and was raised to {}", mib(budget))
 }

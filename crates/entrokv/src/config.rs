@@ -189,6 +189,25 @@ impl Keys<'_> {
         if self.has(key) { Ok(f64::from(self.metadata.f32(&self.key(key))?)) } else { Ok(default) }
     }
 
+    /// A RoPE base: positions would not be told apart, or be no numbers, with one that is not above 0.
+    fn base(&self, key: &str, default: f64) -> Result<f64, ConfigError> {
+        let base = self.optional_f32(key, default)?;
+        if base.is_finite() && base > 0.0 {
+            Ok(base)
+        } else {
+            Err(self.unsupported(key, base, "must be a positive number"))
+        }
+    }
+
+    fn epsilon(&self, key: &str) -> Result<f32, ConfigError> {
+        let epsilon = self.metadata.f32(&self.key(key))?;
+        if (0.0..1.0).contains(&epsilon) {
+            Ok(epsilon)
+        } else {
+            Err(self.unsupported(key, epsilon, "must be at least 0 and below 1"))
+        }
+    }
+
     fn window_pattern(&self, num_layers: usize) -> Result<WindowPattern, ConfigError> {
         let key = "attention.sliding_window_pattern";
         match self.metadata.get(&self.key(key)) {
@@ -278,7 +297,7 @@ impl ModelConfig {
             num_kv_heads,
             head_dim,
             context_len: keys.count("context_length", MAX_CONTEXT)?,
-            rms_epsilon: metadata.f32(&keys.key("attention.layer_norm_rms_epsilon"))?,
+            rms_epsilon: keys.epsilon("attention.layer_norm_rms_epsilon")?,
             attention_scale: match architecture {
                 Architecture::Gemma3 if num_layers == GEMMA3_27B_LAYERS => {
                     (1.0 / (embedding_len as f64 / num_heads as f64).sqrt()) as f32
@@ -316,7 +335,7 @@ impl RopeConfig {
         if !rotated.is_multiple_of(2) {
             return Err(keys.unsupported("rope.dimension_count", rotated, "must be even"));
         }
-        let base = keys.optional_f32("rope.freq_base", DEFAULT_ROPE_BASE)?;
+        let base = keys.base("rope.freq_base", DEFAULT_ROPE_BASE)?;
         let scaling = match keys.metadata.get(&keys.key("rope.scaling.type")) {
             None => "none",
             Some(_) => keys.metadata.str(&keys.key("rope.scaling.type"))?,
@@ -345,7 +364,7 @@ impl RopeConfig {
         }
         // Window layers of Gemma 3 have a base of their own and are never scaled.
         let window = (architecture == Architecture::Gemma3)
-            .then(|| keys.optional_f32("rope.freq_base_swa", GEMMA3_WINDOW_ROPE_BASE))
+            .then(|| keys.base("rope.freq_base_swa", GEMMA3_WINDOW_ROPE_BASE))
             .transpose()?
             .map(|base| inverse_frequencies(rotated, base, 1.0));
         let layout = match architecture {

@@ -58,6 +58,14 @@ pub enum SubmitError {
     /// Nothing to read.
     #[error("the prompt has 0 tokens; at least 1 is needed")]
     EmptyPrompt,
+    /// A token id of the prompt or of the logit bias that the vocabulary does not have.
+    #[error("token id {got} is outside the vocabulary of {limit}")]
+    TokenOutOfRange {
+        /// The id.
+        got: u32,
+        /// Size of the vocabulary.
+        limit: usize,
+    },
     /// More than the context holds.
     #[error("the prompt has {got} tokens, the context holds {limit}")]
     PromptTooLong {
@@ -197,6 +205,11 @@ impl Engine {
         let end = start + request.prompt.len();
         if end > self.context_len {
             return Err(SubmitError::PromptTooLong { got: end, limit: self.context_len });
+        }
+        let vocab_size = self.runner.vocab_size();
+        let biased = request.sampling.logit_bias.iter().map(|(id, _)| id);
+        if let Some(&got) = request.prompt.iter().chain(biased).find(|&&id| id as usize >= vocab_size) {
+            return Err(SubmitError::TokenOutOfRange { got, limit: vocab_size });
         }
         let text = match &self.tokenizer {
             Some(tokenizer) => Some(TextStream::new(tokenizer, &request.stop)?),

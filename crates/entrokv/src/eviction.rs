@@ -116,7 +116,7 @@ impl Eviction {
 
     /// Goes on counting where the last turn of the sequence ended.
     pub(crate) fn carry_totals(&mut self, last: &Self) {
-        self.report = last.report();
+        self.report = EvictionReport { budget_raised: false, ..last.report() };
     }
 
     /// Whether the policy is shown rows in the current phase, so that no step may run twice.
@@ -223,6 +223,8 @@ impl Eviction {
                 }
                 self.report.pages_evicted += (table.len() - kept.len()) as u64;
                 cache.apply(pool, group.group, &fates).expect("the open page is pinned, and no page changes its kind");
+                self.scratch.read(cache, group.group);
+                group.scorer.retain(&self.scratch.spans);
                 held += cache.table(group.group).len() as f64 / kept.len() as f64;
             } else {
                 held += 1.0;

@@ -105,6 +105,8 @@ pub enum RunError {
 pub trait ModelRunner {
     /// Geometry and constants.
     fn config(&self) -> &ModelConfig;
+    /// Tokens of the vocabulary: ids run from 0 to one less, and a row of logits has this many.
+    fn vocab_size(&self) -> usize;
     /// One pass over the batch: writes keys and values into the spans' slots and returns the logits asked for.
     ///
     /// # Errors
@@ -321,6 +323,10 @@ impl Decoder {
 impl ModelRunner for Decoder {
     fn config(&self) -> &ModelConfig {
         &self.config
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.weights.embedding.rows()
     }
 
     fn forward(&mut self, batch: &[BatchSpan<'_>], sink: &mut dyn AttentionSink) -> Result<Logits, RunError> {

@@ -173,6 +173,18 @@ impl PageScorer for PageEntroKvScorer {
         out.extend(pages.iter().map(|&page| scores.of_page(page, &self.options) as f32));
     }
 
+    fn retain(&mut self, pages: &[PageSpan]) {
+        // Both lists ascend.
+        let mut pages = pages.iter().peekable();
+        let stays = |position: &u32| {
+            while pages.next_if(|page| page.end() <= u64::from(*position)).is_some() {}
+            pages.peek().is_some_and(|page| page.first_position <= *position)
+        };
+        let positions: Vec<u32> = self.scores.positions().iter().copied().filter(stays).collect();
+        self.scores.align(&positions);
+        self.scores.shrink();
+    }
+
     fn nan_rows(&self) -> u64 {
         self.bad_rows + self.prompt.as_ref().map_or(0, PromptRows::bad_rows)
     }

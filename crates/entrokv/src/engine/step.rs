@@ -17,7 +17,8 @@ impl Engine {
     /// Advances every sequence that has work: one chunk of prompts and one token of each answer under way.
     ///
     /// # Errors
-    /// [`RunError`]: nothing has changed for the caller; an interrupted step may be repeated.
+    /// [`RunError`]: no token was read or generated, and the step may be repeated. Pages evicted to make room stay evicted,
+    /// and sequences whose policy was watching are cancelled.
     pub fn step(&mut self) -> Result<Vec<StepOutput>, RunError> {
         let start = Instant::now();
         let mut outputs = Vec::new();
