@@ -10,7 +10,8 @@ use thiserror::Error;
 
 /// An instruction set that this CPU has.
 ///
-/// The order is from slowest to fastest: `Isa::available().last()` is what [`Isa::detect`] chooses.
+/// The order is from slowest to fastest: `Isa::available().last()` is what [`Isa::detect`] chooses. A CPU may lack one in
+/// the middle: AVX-512 does not imply AVX-VNNI, which is the same instruction in another encoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Isa(Level);
 
@@ -22,14 +23,20 @@ pub(crate) enum Level {
     /// AVX2, FMA and F16C.
     #[cfg(target_arch = "x86_64")]
     Avx2,
+    /// All of `Avx2`, and AVX-VNNI: byte dot products without AVX-512.
+    #[cfg(target_arch = "x86_64")]
+    AvxVnni,
     /// All of `Avx2`, and AVX-512 F, BW, DQ, VL and VNNI.
     #[cfg(target_arch = "x86_64")]
     Avx512,
+    /// All of `Avx512`, and AVX-512 BF16. The one level at which attention rounds its operands, to bf16.
+    #[cfg(target_arch = "x86_64")]
+    Avx512Bf16,
 }
 
 /// Every level this build knows, slowest first.
 #[cfg(target_arch = "x86_64")]
-const LEVELS: [Level; 3] = [Level::Scalar, Level::Avx2, Level::Avx512];
+const LEVELS: [Level; 5] = [Level::Scalar, Level::Avx2, Level::AvxVnni, Level::Avx512, Level::Avx512Bf16];
 #[cfg(not(target_arch = "x86_64"))]
 const LEVELS: [Level; 1] = [Level::Scalar];
 
@@ -42,7 +49,7 @@ impl Isa {
         Self::available().last().copied().unwrap_or(Self::SCALAR)
     }
 
-    /// The instruction set called `name` (`scalar`, `avx2`, `avx512`).
+    /// The instruction set called `name` (`scalar`, `avx2`, `avxvnni`, `avx512`, `avx512bf16`).
     ///
     /// # Errors
     /// [`IsaError::Unknown`] for any other name, [`IsaError::Missing`] when this CPU lacks one of its features.
@@ -80,7 +87,11 @@ impl Level {
             #[cfg(target_arch = "x86_64")]
             Level::Avx2 => "avx2",
             #[cfg(target_arch = "x86_64")]
+            Level::AvxVnni => "avxvnni",
+            #[cfg(target_arch = "x86_64")]
             Level::Avx512 => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512Bf16 => "avx512bf16",
         }
     }
 
@@ -99,9 +110,17 @@ impl Level {
             #[cfg(target_arch = "x86_64")]
             Level::Avx2 => first_missing!("avx2", "fma", "f16c"),
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512 => {
-                first_missing!("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni")
-            }
+            Level::AvxVnni => Level::Avx2.missing_feature().or(first_missing!("avxvnni")),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => Level::Avx2.missing_feature().or(first_missing!(
+                "avx512f",
+                "avx512bw",
+                "avx512dq",
+                "avx512vl",
+                "avx512vnni"
+            )),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512Bf16 => Level::Avx512.missing_feature().or(first_missing!("avx512bf16")),
         }
     }
 }

@@ -27,9 +27,9 @@ pub(crate) fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
     match isa.level() {
         Level::Scalar => Scalar.vectorize(kernel),
         #[cfg(target_arch = "x86_64")]
-        Level::Avx2 => x86::Avx2::new(isa).vectorize(kernel),
+        Level::Avx2 | Level::AvxVnni => x86::Avx2::new(isa).vectorize(kernel),
         #[cfg(target_arch = "x86_64")]
-        Level::Avx512 => x86::Avx512::new(isa).vectorize(kernel),
+        Level::Avx512 | Level::Avx512Bf16 => x86::Avx512::new(isa).vectorize(kernel),
     }
 }
 

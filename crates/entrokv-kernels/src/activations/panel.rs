@@ -47,9 +47,9 @@ impl Panel {
         self.scaled_half_sums.resize(2 * len, 0.0);
         match isa.level() {
             Level::Scalar => self.round(x, cols, Rounded::of),
-            // SAFETY: an `Isa` of this level exists only if the CPU has AVX2.
+            // SAFETY: an `Isa` of these levels exists only if the CPU has AVX2.
             #[cfg(target_arch = "x86_64")]
-            Level::Avx2 | Level::Avx512 => unsafe { self.round_avx2(x, cols) },
+            Level::Avx2 | Level::AvxVnni | Level::Avx512 | Level::Avx512Bf16 => unsafe { self.round_avx2(x, cols) },
         }
     }
 

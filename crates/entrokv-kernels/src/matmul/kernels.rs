@@ -61,11 +61,11 @@ impl Kernels {
             // products only. On Zen 4, 512 tokens, in Gop/s a thread, unpacked and packed: Q4_1 208 191, Q5_1 191 156,
             // Q6_K 143 121, Q8_0 equal.
             #[cfg(target_arch = "x86_64")]
-            Level::Avx2 => kernels!(avx2, F::CODE_BITS < 8),
+            Level::Avx2 | Level::AvxVnni => kernels!(avx2, F::CODE_BITS < 8),
             // Here it is 8 tokens and all rows, 64 bytes for 8 products, on ports that the products leave free. As
             // above: Q4_1 308 326, Q5_1 307 328, Q8_0 332 357, Q2_K 245 249, but Q3_K 272 252, Q6_K 270 255.
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512 => kernels!(avx512, F::CODE_BITS == 3 || F::CODE_BITS == 6),
+            Level::Avx512 | Level::Avx512Bf16 => kernels!(avx512, F::CODE_BITS == 3 || F::CODE_BITS == 6),
         }
     }
 
@@ -113,9 +113,9 @@ impl FloatKernels {
                 match isa.level() {
                     Level::Scalar => $scalar,
                     #[cfg(target_arch = "x86_64")]
-                    Level::Avx2 => $avx2,
+                    Level::Avx2 | Level::AvxVnni => $avx2,
                     #[cfg(target_arch = "x86_64")]
-                    Level::Avx512 => $avx512,
+                    Level::Avx512 | Level::Avx512Bf16 => $avx512,
                 }
             };
         }
