@@ -31,7 +31,7 @@ struct Cache {
 
 impl Cache {
     fn new(num_kv_heads: usize, head_dim: usize, num_tokens: usize) -> Cache {
-        let layout = PageLayout { format: PageFormat::F16, page_size: PAGE_SIZE, head_dim };
+        let layout = PageLayout { keys: PageFormat::F16, values: PageFormat::F16, page_size: PAGE_SIZE, head_dim };
         let num_pages = num_tokens.div_ceil(PAGE_SIZE);
         let mut frames = vec![0; num_pages * num_kv_heads * layout.bytes()];
         let mut state = 1u32;
@@ -57,7 +57,7 @@ impl Cache {
             let segment = |(index, frame)| {
                 let position = index * PAGE_SIZE;
                 let len = PAGE_SIZE.min(self.num_tokens - position) as u32;
-                Segment { format: PageFormat::F16, frame, position: position as u32, len }
+                Segment { keys: PageFormat::F16, values: PageFormat::F16, frame, position: position as u32, len }
             };
             frames.enumerate().take(positions.end.div_ceil(PAGE_SIZE)).map(segment).collect()
         });

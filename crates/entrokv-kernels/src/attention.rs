@@ -21,6 +21,7 @@ mod block;
 #[cfg(test)]
 mod naive;
 mod product;
+mod queries;
 mod softmax;
 mod strip;
 #[cfg(test)]
@@ -42,8 +43,10 @@ const TILE: u64 = 256;
 /// Filled slots of one page of one KV head.
 #[derive(Clone, Copy, Debug)]
 pub struct Segment<'a> {
-    /// The page's format; one list may mix formats.
-    pub format: PageFormat,
+    /// The format of the page's keys; one list may mix formats.
+    pub keys: PageFormat,
+    /// The format of its values.
+    pub values: PageFormat,
     /// The whole frame, as `PageLayout::write_token` filled it.
     pub frame: &'a [u8],
     /// Absolute position of slot 0; slot `i` holds the token at `position + i`.
@@ -119,8 +122,9 @@ impl AttentionParams {
         self.num_heads / self.num_kv_heads
     }
 
-    fn layout(&self, format: PageFormat) -> PageLayout {
-        PageLayout { format, page_size: self.page_size, head_dim: self.head_dim }
+    fn layout(&self, segment: &Segment<'_>) -> PageLayout {
+        let Segment { keys, values, .. } = *segment;
+        PageLayout { keys, values, page_size: self.page_size, head_dim: self.head_dim }
     }
 
     /// What a query at `position` sees.
@@ -209,7 +213,7 @@ fn check(params: &AttentionParams, spans: &[AttentionSpan<'_>], q_len: usize, ou
         assert_eq!(span.segments.len(), params.num_kv_heads, "a span needs a list for each KV head");
         for list in &span.segments {
             for segment in list {
-                assert_eq!(segment.frame.len(), params.layout(segment.format).bytes(), "bytes of a frame");
+                assert_eq!(segment.frame.len(), params.layout(segment).bytes(), "bytes of a frame");
                 assert!(segment.len as usize <= params.page_size, "{} tokens in a page", segment.len);
             }
             let ascending = list.windows(2).all(|pair| pair[0].end() <= u64::from(pair[1].position));

@@ -63,6 +63,16 @@ pub(crate) trait Simd: Copy {
     /// # Safety
     /// 16 f16 (32 bytes) can be read at `p`.
     unsafe fn load_f16_ptr(self, p: *const u16) -> Self::V;
+    /// Loads the first of each of 16 pairs of bf16 and widens them (exactly).
+    ///
+    /// # Safety
+    /// 16 pairs of bf16 (64 bytes) can be read at `p`.
+    unsafe fn load_bf16_first_ptr(self, p: *const u32) -> Self::V;
+    /// The second ones.
+    ///
+    /// # Safety
+    /// As [`Simd::load_bf16_first_ptr`].
+    unsafe fn load_bf16_second_ptr(self, p: *const u32) -> Self::V;
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
     fn sub(self, a: Self::V, b: Self::V) -> Self::V;
     fn mul(self, a: Self::V, b: Self::V) -> Self::V;
@@ -182,6 +192,18 @@ impl Simd for Scalar {
         // SAFETY: the caller's promise; `read_unaligned` needs no alignment.
         let halves = unsafe { p.cast::<[u16; LANES]>().read_unaligned() };
         lanes(|i| half::f16::from_bits(halves[i]).to_f32_const())
+    }
+    #[inline(always)]
+    unsafe fn load_bf16_first_ptr(self, p: *const u32) -> Self::V {
+        // SAFETY: the caller's promise; `read_unaligned` needs no alignment.
+        let pairs = unsafe { p.cast::<[[u16; 2]; LANES]>().read_unaligned() };
+        lanes(|i| f32::from_bits(u32::from(pairs[i][0]) << 16))
+    }
+    #[inline(always)]
+    unsafe fn load_bf16_second_ptr(self, p: *const u32) -> Self::V {
+        // SAFETY: the caller's promise; `read_unaligned` needs no alignment.
+        let pairs = unsafe { p.cast::<[[u16; 2]; LANES]>().read_unaligned() };
+        lanes(|i| f32::from_bits(u32::from(pairs[i][1]) << 16))
     }
     #[inline(always)]
     fn add(self, a: Self::V, b: Self::V) -> Self::V {
@@ -308,6 +330,8 @@ mod tests {
             let b: [f32; LANES] = std::array::from_fn(|i| ((i * 7 % 16) as f32 - 3.1) * 0.9);
             let (a, b, c) = (s.load(&a), s.load(&b), s.splat(0.1));
             let halves: [u16; LANES] = std::array::from_fn(|i| half::f16::from_f32(i as f32 * 0.37 - 2.0).to_bits());
+            let pairs: [[u16; 2]; LANES] =
+                std::array::from_fn(|i| [i as f32 * 0.37, 2.0 - i as f32].map(|x| half::bf16::from_f32(x).to_bits()));
             let vectors = [
                 s.add(a, b),
                 s.sub(a, b),
@@ -322,6 +346,10 @@ mod tests {
                 s.keep(a, 0b1010_0000_1111_0001, b),
                 // SAFETY: 16 f16.
                 unsafe { s.load_f16_ptr(halves.as_ptr()) },
+                // SAFETY: 16 pairs.
+                unsafe { s.load_bf16_first_ptr(pairs.as_ptr().cast()) },
+                // SAFETY: 16 pairs.
+                unsafe { s.load_bf16_second_ptr(pairs.as_ptr().cast()) },
             ];
             let mut bits = vec![s.sum(a).to_bits(), s.largest(a).to_bits(), s.largest(b).to_bits()];
             for v in vectors {

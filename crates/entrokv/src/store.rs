@@ -33,7 +33,7 @@ impl Store {
     }
 
     fn layout(&self, kind: PageKind) -> PageLayout {
-        PageLayout { format: format(kind), page_size: self.page_size, head_dim: self.head_dim }
+        PageLayout { keys: format(kind), values: format(kind), page_size: self.page_size, head_dim: self.head_dim }
     }
 
     /// Writes keys and values `[tokens, num_kv_heads, head_dim]` of one layer at consecutive positions.
@@ -63,7 +63,8 @@ impl Store {
             .table(group)
             .iter()
             .map(|page| Segment {
-                format: format(page.kind),
+                keys: format(page.kind),
+                values: format(page.kind),
                 frame: self.arena.bytes(page.range()),
                 position: page.first_position(self.page_size),
                 len: page.len,

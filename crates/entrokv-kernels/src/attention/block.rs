@@ -4,9 +4,10 @@ use std::ops::Range;
 
 use super::aligned::Aligned;
 use super::product::{SCORE_STRIDE, add_values, columns_per_block, rows_per_block, scores};
+use super::queries::Queries;
 use super::softmax::{Exponentials, Mask, Merge, Normalise, Partial, Probabilities, Sight};
 use super::strip::{Parts, Strip, StripBuffers, TileReader};
-use super::work::{Block, Item, SpanWork, TapWork, kept_tile_len};
+use super::work::{Block, Item, SpanWork, Sums, TapWork, kept_tile_len};
 use super::{AttentionParams, TILE};
 use crate::disjoint::DisjointMut;
 use crate::simd::{Kernel, LANES, Simd};
@@ -29,7 +30,7 @@ pub(super) struct Call<'a> {
 /// A thread's memory.
 #[derive(Default)]
 pub(super) struct Scratch {
-    queries: Aligned,
+    queries: Queries,
     scores: Aligned,
     tile: Aligned,
     merged: Aligned,
@@ -75,13 +76,26 @@ impl<'a> Rows<'a> {
         start..start + 2
     }
 
-    /// Copies the queries, scaled, to `[num_rows, head_dim]`.
-    fn load_queries(&self, queries: &mut Aligned) {
-        let params = self.call.params;
-        queries.reserve(self.num_rows * params.head_dim);
-        for (row, query) in queries.chunks_exact_mut(params.head_dim).take(self.num_rows).enumerate() {
-            let from = &self.call.queries[self.elements(row)];
-            query.iter_mut().zip(from).for_each(|(to, from)| *to = from * params.scale);
+    /// The block's queries, row after row.
+    fn load_queries(&self, queries: &mut Queries) {
+        let rows = (0..self.num_rows).map(|row| &self.call.queries[self.elements(row)]);
+        queries.load(self.call.params, rows);
+    }
+
+    /// Room for the block's results in `memory` of [`kept_tile_len`] elements.
+    fn partial<'m>(&self, memory: &'m mut [f32]) -> Partial<'m> {
+        let (largest, rest) = memory.split_at_mut(self.num_rows.next_multiple_of(LANES));
+        let (total, rest) = rest.split_at_mut(self.num_rows.next_multiple_of(LANES));
+        let (sums, rest) = rest.split_at_mut(self.num_rows * self.padded_dim);
+        let rotated = match self.block.sums {
+            Sums::Plain => 0,
+            Sums::PlainAndRotated => sums.len(),
+        };
+        Partial {
+            largest: &mut largest[..self.num_rows],
+            total: &mut total[..self.num_rows],
+            sums,
+            rotated: &mut rest[..rotated],
         }
     }
 
@@ -106,17 +120,6 @@ fn reader<'a>(call: &'a Call<'a>, blocks: &'a [Block], parts: Parts, tiles: Rang
     TileReader::new(call.params, &first.span.segments[kv_head], first_tokens, parts, (num_rows, sight), tiles)
 }
 
-/// Room for the results of `num_rows` rows in `memory` of [`kept_tile_len`] elements.
-fn partial(memory: &mut [f32], num_rows: usize, padded_dim: usize) -> Partial<'_> {
-    let (largest, rest) = memory.split_at_mut(num_rows.next_multiple_of(LANES));
-    let (total, sums) = rest.split_at_mut(num_rows.next_multiple_of(LANES));
-    Partial {
-        largest: &mut largest[..num_rows],
-        total: &mut total[..num_rows],
-        sums: &mut sums[..num_rows * padded_dim],
-    }
-}
-
 /// Attends an item's queries to its tiles. A whole block is finished; of a cut one every tile's result is kept.
 pub(super) struct Attend<'a> {
     pub(super) call: &'a Call<'a>,
@@ -131,7 +134,7 @@ impl Kernel for Attend<'_> {
     fn run<S: Simd>(self, s: S) {
         let Attend { call, item, scratch } = self;
         let rows = Rows::new(call, &call.blocks[item.block]);
-        let tile_len = kept_tile_len(call.params, rows.num_rows);
+        let tile_len = kept_tile_len(call.params, rows.block);
         rows.load_queries(&mut scratch.queries);
         scratch.scores.reserve(rows.num_rows * SCORE_STRIDE);
         let block = std::slice::from_ref(rows.block);
@@ -142,18 +145,18 @@ impl Kernel for Attend<'_> {
             let kept = unsafe { call.kept.part(kept.clone()) };
             for (tile, kept) in item.tiles.clone().zip(kept.chunks_exact_mut(tile_len)) {
                 let strips = reader.read(s, tile, &mut scratch.strips);
-                let into = &mut partial(kept, rows.num_rows, rows.padded_dim);
+                let into = &mut rows.partial(kept);
                 attend_tile(s, rows, strips, &scratch.queries, &mut scratch.scores, into);
             }
             return;
         }
         scratch.tile.reserve(tile_len);
         scratch.merged.reserve(tile_len);
-        let mut merged = partial(&mut scratch.merged, rows.num_rows, rows.padded_dim);
+        let mut merged = rows.partial(&mut scratch.merged);
         merged.total.fill(0.0);
         for tile in item.tiles.clone() {
             let strips = reader.read(s, tile, &mut scratch.strips);
-            let into = &mut partial(&mut scratch.tile, rows.num_rows, rows.padded_dim);
+            let into = &mut rows.partial(&mut scratch.tile);
             attend_tile(s, rows, strips, &scratch.queries, &mut scratch.scores, into);
             s.vectorize(Merge { into: &mut merged, tile: into });
         }
@@ -175,14 +178,14 @@ impl Kernel for MergeKept<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let rows = Rows::new(self.call, &self.call.blocks[self.block]);
-        let tile_len = kept_tile_len(self.call.params, rows.num_rows);
+        let tile_len = kept_tile_len(self.call.params, rows.block);
         self.scratch.merged.reserve(tile_len);
-        let mut merged = partial(&mut self.scratch.merged, rows.num_rows, rows.padded_dim);
+        let mut merged = rows.partial(&mut self.scratch.merged);
         merged.total.fill(0.0);
         // SAFETY: the items of this block are done, and one thread merges a block.
         let kept = unsafe { self.call.kept.part(self.kept) };
         for tile in kept.chunks_exact_mut(tile_len) {
-            let tile = &partial(tile, rows.num_rows, rows.padded_dim);
+            let tile = &rows.partial(tile);
             s.vectorize(Merge { into: &mut merged, tile });
         }
         finish(s, rows, &merged);
@@ -215,7 +218,7 @@ fn finish<S: Simd>(s: S, rows: Rows<'_>, merged: &Partial<'_>) {
 }
 
 /// The scores of all rows and strips that some row of their register block sees; others stay what they were.
-fn score_tile<S: Simd>(s: S, rows: Rows<'_>, strips: &[Strip], queries: &[f32], out: &mut [f32]) {
+fn score_tile<S: Simd>(s: S, rows: Rows<'_>, strips: &[Strip], queries: &Queries, out: &mut [f32]) {
     let d = rows.call.params.head_dim;
     let rows_per_block = rows_per_block::<S>(rows.num_rows);
     // A panel of strips is read by all rows while it is in the first-level cache.
@@ -227,7 +230,7 @@ fn score_tile<S: Simd>(s: S, rows: Rows<'_>, strips: &[Strip], queries: &[f32], 
             if columns.is_empty() {
                 continue;
             }
-            let queries = &queries[first * d..(first + num_rows) * d];
+            let queries = &queries.scaled[first * d..(first + num_rows) * d];
             let out = &mut out[first * SCORE_STRIDE + columns.start * LANES..];
             // SAFETY: strips fresh from the reader, with `head_dim` as here.
             unsafe { scores(s, queries, d, &strips[columns], out) };
@@ -235,12 +238,12 @@ fn score_tile<S: Simd>(s: S, rows: Rows<'_>, strips: &[Strip], queries: &[f32], 
     }
 }
 
-/// Runs of up to `max_len` strips of one format, as ranges of indices.
+/// Runs of up to `max_len` strips whose keys have one format, as ranges of indices.
 fn panels(strips: &[Strip], max_len: usize) -> impl Iterator<Item = Range<usize>> {
     let mut start = 0;
     std::iter::from_fn(move || {
         let first = strips.get(start)?;
-        let len = strips[start..].iter().take(max_len).take_while(|strip| strip.format == first.format).count();
+        let len = strips[start..].iter().take(max_len).take_while(|strip| strip.key_format == first.key_format).count();
         start += len;
         Some(start - len..start)
     })
@@ -257,7 +260,7 @@ fn attend_tile<S: Simd>(
     s: S,
     rows: Rows<'_>,
     strips: &[Strip],
-    queries: &[f32],
+    queries: &Queries,
     weights: &mut [f32],
     into: &mut Partial<'_>,
 ) {
@@ -292,9 +295,12 @@ fn attend_tile<S: Simd>(
         }
         let sums = &mut into.sums[first * rows.padded_dim..(first + num_rows) * rows.padded_dim];
         sums.fill(0.0);
+        if let Some(rotated) = into.rotated.get_mut(first * rows.padded_dim..(first + num_rows) * rows.padded_dim) {
+            rotated.fill(0.0);
+        }
         let strips = &strips[block_seen.clone()];
         let mut column = first * SCORE_STRIDE + block_seen.start * LANES;
-        for run in strips.chunk_by(|a, b| a.format == b.format) {
+        for run in strips.chunk_by(|a, b| a.value_format == b.value_format) {
             // SAFETY: strips fresh from the reader, which gives values their stride.
             unsafe { add_values(s, &weights[column..], run, sums) };
             column += run.len() * LANES;

@@ -12,7 +12,7 @@ pub(super) fn attention(params: &AttentionParams, spans: &mut [AttentionSpan<'_>
             for segment in segments {
                 for slot in 0..segment.len as usize {
                     let (mut k, mut v) = (vec![0.0; d], vec![0.0; d]);
-                    params.layout(segment.format).read_token(segment.frame, slot, &mut k, &mut v);
+                    params.layout(segment).read_token(segment.frame, slot, &mut k, &mut v);
                     tokens.push((segment.position + slot as u32, k, v));
                 }
             }

@@ -20,14 +20,22 @@ use crate::simd::{Kernel, LANES, Simd};
 /// Elements from one row of scores to the next: a whole tile's.
 pub(super) const SCORE_STRIDE: usize = super::TILE as usize;
 
-/// How a kernel loads 16 consecutive elements.
+/// How a kernel loads 16 elements of a strip.
 trait Element: Copy {
     /// Bytes of 16 elements.
     const VECTOR_BYTES: usize;
 
+    /// Element `i` of the strip's 16 keys.
+    ///
     /// # Safety
-    /// Elements `index..index + 16` from `start` on can be read.
-    unsafe fn load<S: Simd>(s: S, start: *const u8, index: usize) -> S::V;
+    /// The strip's key elements from `keys` on can be read, more than `i` of each key.
+    unsafe fn load_key<S: Simd>(s: S, keys: *const u8, i: usize) -> S::V;
+
+    /// 16 elements of the value of `lane`, from `column` (a multiple of 16) on.
+    ///
+    /// # Safety
+    /// The lane's value, `stride` elements, can be read in the strip's from `values` on.
+    unsafe fn load_value<S: Simd>(s: S, values: *const u8, stride: usize, lane: usize, column: usize) -> S::V;
 }
 
 #[derive(Clone, Copy)]
@@ -36,13 +44,23 @@ struct Single;
 #[derive(Clone, Copy)]
 struct Half;
 
+/// bf16 in pairs, see `page.rs`.
+#[derive(Clone, Copy)]
+struct Brain;
+
 impl Element for Single {
     const VECTOR_BYTES: usize = 64;
 
     #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, start: *const u8, index: usize) -> S::V {
-        // SAFETY: the caller's promise.
-        unsafe { s.load_ptr(start.cast::<f32>().add(index)) }
+    unsafe fn load_key<S: Simd>(s: S, keys: *const u8, i: usize) -> S::V {
+        // SAFETY: the caller's promise: keys are `[head_dim, 16]`.
+        unsafe { s.load_ptr(keys.cast::<f32>().add(i.wrapping_mul(LANES))) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_value<S: Simd>(s: S, values: *const u8, stride: usize, lane: usize, column: usize) -> S::V {
+        // SAFETY: the caller's promise: values are `[16, stride]`.
+        unsafe { s.load_ptr(values.cast::<f32>().add(lane.wrapping_mul(stride).wrapping_add(column))) }
     }
 }
 
@@ -50,10 +68,44 @@ impl Element for Half {
     const VECTOR_BYTES: usize = 32;
 
     #[inline(always)]
-    unsafe fn load<S: Simd>(s: S, start: *const u8, index: usize) -> S::V {
-        // SAFETY: the caller's promise.
-        unsafe { s.load_f16_ptr(start.cast::<u16>().add(index)) }
+    unsafe fn load_key<S: Simd>(s: S, keys: *const u8, i: usize) -> S::V {
+        // SAFETY: the caller's promise: keys are `[head_dim, 16]`.
+        unsafe { s.load_f16_ptr(keys.cast::<u16>().add(i.wrapping_mul(LANES))) }
     }
+
+    #[inline(always)]
+    unsafe fn load_value<S: Simd>(s: S, values: *const u8, stride: usize, lane: usize, column: usize) -> S::V {
+        // SAFETY: the caller's promise: values are `[16, stride]`.
+        unsafe { s.load_f16_ptr(values.cast::<u16>().add(lane.wrapping_mul(stride).wrapping_add(column))) }
+    }
+}
+
+impl Element for Brain {
+    const VECTOR_BYTES: usize = 32;
+
+    #[inline(always)]
+    unsafe fn load_key<S: Simd>(s: S, keys: *const u8, i: usize) -> S::V {
+        // SAFETY: the caller's promise: keys are `[head_dim / 2, 16, 2]`.
+        unsafe { load_half(s, keys.cast::<u32>().add((i / 2).wrapping_mul(LANES)), i % 2) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_value<S: Simd>(s: S, values: *const u8, stride: usize, lane: usize, column: usize) -> S::V {
+        // SAFETY: the caller's promise: values are `[8, stride, 2]`.
+        unsafe {
+            load_half(s, values.cast::<u32>().add((lane / 2).wrapping_mul(stride).wrapping_add(column)), lane % 2)
+        }
+    }
+}
+
+/// The first (0) or second (1) elements of 16 pairs of bf16.
+///
+/// # Safety
+/// 16 pairs can be read at `p`.
+#[inline(always)]
+unsafe fn load_half<S: Simd>(s: S, p: *const u32, half: usize) -> S::V {
+    // SAFETY: the caller's promise.
+    unsafe { if half == 0 { s.load_bf16_first_ptr(p) } else { s.load_bf16_second_ptr(p) } }
 }
 
 /// Bytes of a cache line.
@@ -98,8 +150,28 @@ macro_rules! with_block {
     };
 }
 
-/// Writes the scores `[rows, 16 * strips.len()]` of a register block of queries and strips of one format to `out`, whose
-/// rows are [`SCORE_STRIDE`] apart; those of lanes that are not resident are anything.
+/// Evaluates `$body` with `$element` a type parameter for the elements of `$format`.
+macro_rules! with_element {
+    ($element:ident = $format:expr, $body:expr) => {
+        match $format {
+            PageFormat::F32 => {
+                type $element = Single;
+                $body
+            }
+            PageFormat::F16 => {
+                type $element = Half;
+                $body
+            }
+            PageFormat::Bf16 => {
+                type $element = Brain;
+                $body
+            }
+        }
+    };
+}
+
+/// Writes the scores `[rows, 16 * strips.len()]` of a register block of queries and strips whose keys have one format to
+/// `out`, whose rows are [`SCORE_STRIDE`] apart; those of lanes that are not resident are anything.
 ///
 /// `queries` is `[rows, head_dim]`, already scaled.
 ///
@@ -107,23 +179,19 @@ macro_rules! with_block {
 /// - The strips' keys can be read: `16 * head_dim` elements.
 pub(super) unsafe fn scores<S: Simd>(simd: S, queries: &[f32], head_dim: usize, strips: &[Strip], out: &mut [f32]) {
     let num_rows = queries.len() / head_dim;
-    assert!(num_rows * head_dim == queries.len() && strips.iter().all(|strip| strip.format == strips[0].format));
+    assert!(
+        num_rows * head_dim == queries.len() && strips.iter().all(|strip| strip.key_format == strips[0].key_format)
+    );
     assert!(num_rows <= S::MAX_ROWS && strips.len() <= columns_per_block::<S>(num_rows));
     assert!(out.len() >= (num_rows - 1) * SCORE_STRIDE + strips.len() * LANES);
     let (queries, out) = (queries.as_ptr(), out.as_mut_ptr());
     with_block!(num_rows, strips.len(), {
         let keys: [_; N] = std::array::from_fn(|i| strips[i].keys);
         let ahead: [_; N] = std::array::from_fn(|i| strips[i].ahead_of_keys);
-        match strips[0].format {
-            PageFormat::F32 => {
-                let element = PhantomData::<(Single, [(); M])>;
-                simd.vectorize(Scores { queries, head_dim, keys, ahead, out, element });
-            }
-            PageFormat::F16 => {
-                let element = PhantomData::<(Half, [(); M])>;
-                simd.vectorize(Scores { queries, head_dim, keys, ahead, out, element });
-            }
-        }
+        with_element!(E = strips[0].key_format, {
+            let element = PhantomData::<(E, [(); M])>;
+            simd.vectorize(Scores { queries, head_dim, keys, ahead, out, element });
+        });
     });
 }
 
@@ -149,7 +217,7 @@ impl<E: Element, const M: usize, const N: usize> Kernel for Scores<E, M, N> {
         for i in 0..self.head_dim {
             for (key, start) in keys.iter_mut().zip(self.keys) {
                 // SAFETY: `i < head_dim`, and a strip has `16 * head_dim` key elements.
-                *key = unsafe { E::load(s, start, i.wrapping_mul(LANES)) };
+                *key = unsafe { E::load_key(s, start, i) };
             }
             // Once a line.
             if E::VECTOR_BYTES >= LINE || i % 2 == 0 {
@@ -178,13 +246,13 @@ impl<E: Element, const M: usize, const N: usize> Kernel for Scores<E, M, N> {
 /// Rows of `weights` are [`SCORE_STRIDE`] apart, its first column belongs to the first strip.
 ///
 /// # Safety
-/// - The strips' values can be read: the rows of all resident lanes, `value_stride` elements each.
+/// - The strips' values can be read: those of all resident lanes (bf16: and of their pairs), `value_stride` elements each.
 pub(super) unsafe fn add_values<S: Simd>(simd: S, weights: &[f32], strips: &[Strip], sums: &mut [f32]) {
     let stride = strips[0].value_stride;
     let num_rows = sums.len() / stride;
     assert!(num_rows * stride == sums.len() && stride.is_multiple_of(LANES));
     assert!(weights.len() >= (num_rows - 1) * SCORE_STRIDE + strips.len() * LANES);
-    assert!(strips.iter().all(|strip| strip.format == strips[0].format && strip.value_stride == stride));
+    assert!(strips.iter().all(|strip| strip.value_format == strips[0].value_format && strip.value_stride == stride));
     let weights = weights.as_ptr();
     assert!(num_rows <= S::MAX_ROWS);
     let vectors = stride / LANES;
@@ -194,20 +262,12 @@ pub(super) unsafe fn add_values<S: Simd>(simd: S, weights: &[f32], strips: &[Str
         let columns = vectors * block / num_blocks..vectors * (block + 1) / num_blocks;
         let column = columns.start * LANES;
         let sums = sums[column..].as_mut_ptr();
-        with_block!(
-            num_rows,
-            columns.len(),
-            match strips[0].format {
-                PageFormat::F32 => {
-                    let block = PhantomData::<(Single, [[(); N]; M])>;
-                    simd.vectorize(AddValues { weights, strips, stride, column, sums, block });
-                }
-                PageFormat::F16 => {
-                    let block = PhantomData::<(Half, [[(); N]; M])>;
-                    simd.vectorize(AddValues { weights, strips, stride, column, sums, block });
-                }
-            }
-        );
+        with_block!(num_rows, columns.len(), {
+            with_element!(E = strips[0].value_format, {
+                let block = PhantomData::<(E, [[(); N]; M])>;
+                simd.vectorize(AddValues { weights, strips, stride, column, sums, block });
+            });
+        });
     }
 }
 
@@ -243,7 +303,9 @@ impl<E: Element, const M: usize, const N: usize> Kernel for AddValues<'_, E, M, 
                 let mut values = [s.splat(0.0); N];
                 for (n, value) in values.iter_mut().enumerate() {
                     // SAFETY: the lane is resident, so its row can be read.
-                    *value = unsafe { E::load(s, strip.values, row.wrapping_add(n * LANES)) };
+                    *value = unsafe {
+                        E::load_value(s, strip.values, self.stride, lane, self.column.wrapping_add(n * LANES))
+                    };
                 }
                 // The block's part of the row, once a line.
                 for at in (0..N * E::VECTOR_BYTES).step_by(LINE) {

@@ -111,6 +111,8 @@ pub(super) struct Partial<'a> {
     pub(super) total: &'a mut [f32],
     /// `[rows, padded_dim]`: the weighted sum of values.
     pub(super) sums: &'a mut [f32],
+    /// The same of values that are stored rotated, in the rotated space; empty if the list has none.
+    pub(super) rotated: &'a mut [f32],
 }
 
 /// Merges the next tile's `tile` into `into`, row by row.
@@ -126,8 +128,11 @@ impl Kernel for Merge<'_, '_, '_> {
     fn run<S: Simd>(self, s: S) {
         let num_rows = self.into.total.len();
         let padded_dim = self.into.sums.len() / num_rows;
-        let rows = self.into.sums.chunks_exact_mut(padded_dim).zip(self.tile.sums.chunks_exact(padded_dim));
-        for (row, (into, tile)) in rows.enumerate() {
+        for row in 0..num_rows {
+            let place = row * padded_dim..(row + 1) * padded_dim;
+            let plain = Some((&mut self.into.sums[place.clone()], &self.tile.sums[place.clone()]));
+            let rotated = self.into.rotated.get_mut(place.clone()).zip(self.tile.rotated.get(place));
+            let sums = plain.into_iter().chain(rotated);
             let (m, l) = (&mut self.into.largest[row], &mut self.into.total[row]);
             let (tile_m, tile_l) = (self.tile.largest[row], self.tile.total[row]);
             if tile_l == 0.0 {
@@ -135,7 +140,7 @@ impl Kernel for Merge<'_, '_, '_> {
             }
             if *l == 0.0 {
                 (*m, *l) = (tile_m, tile_l);
-                into.copy_from_slice(tile);
+                sums.for_each(|(into, tile)| into.copy_from_slice(tile));
                 continue;
             }
             let largest = if *m > tile_m { *m } else { tile_m };
@@ -146,9 +151,11 @@ impl Kernel for Merge<'_, '_, '_> {
             *m = largest;
             *l = *l * own + tile_l * other;
             let (own, other) = (s.splat(own), s.splat(other));
-            for (into, tile) in into.as_chunks_mut::<LANES>().0.iter_mut().zip(tile.as_chunks::<LANES>().0) {
-                let v = s.add(s.mul(s.load(into), own), s.mul(s.load(tile), other));
-                s.store(into, v);
+            for (into, tile) in sums {
+                for (into, tile) in into.as_chunks_mut::<LANES>().0.iter_mut().zip(tile.as_chunks::<LANES>().0) {
+                    let v = s.add(s.mul(s.load(into), own), s.mul(s.load(tile), other));
+                    s.store(into, v);
+                }
             }
         }
     }

@@ -1,10 +1,12 @@
 //! What a tile's keys and values are read from: strips of 16 absolute positions.
 //!
-//! A strip's keys lie transposed, `[head_dim, 16]`: lane `i` of every vector belongs to position `first + i`, `first` being
-//! a multiple of 16. Pages whose slots line up with that are read where they are; of others, and of f16 pages that many
+//! A strip's keys lie transposed: lane `i` of every vector belongs to position `first + i`, `first` being a multiple of 16.
+//! Pages whose slots line up with that are read where they are; of others, and of pages of two bytes an element that many
 //! queries will read, an f32 copy is made in a buffer of the thread's.
 
 use std::ops::Range;
+
+use half::bf16;
 
 use super::aligned::Aligned;
 use super::softmax::Sight;
@@ -12,7 +14,7 @@ use super::{AttentionParams, Segment, TILE};
 use crate::page::PageFormat;
 use crate::simd::{Kernel, LANES, Simd};
 
-/// Up to how many query rows read f16 pages directly, converting as they load. More rows than two register blocks share
+/// Up to how many query rows read f16 and bf16 pages directly, converting as they load. More rows than two register blocks share
 /// the cost of an f32 copy.
 const MAX_DIRECT_ROWS: usize = 12;
 
@@ -22,11 +24,13 @@ const STRIPS_AHEAD: usize = 16;
 /// The resident tokens of 16 absolute positions.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Strip {
-    /// How the elements are stored.
-    pub(super) format: PageFormat,
-    /// Key elements `[head_dim, 16]`.
+    /// How keys are stored.
+    pub(super) key_format: PageFormat,
+    /// How values are stored.
+    pub(super) value_format: PageFormat,
+    /// Key elements of 16 slots, as they lie in a page.
     pub(super) keys: *const u8,
-    /// Value elements of 16 rows, `value_stride` elements apart.
+    /// Value elements of 16 slots, as they lie in a page of a head dimension of `value_stride`.
     pub(super) values: *const u8,
     /// A multiple of 16, at least `head_dim`.
     pub(super) value_stride: usize,
@@ -165,7 +169,8 @@ impl<'a> TileReader<'a> {
                 later.map_or((keys, values), |later| self.parts_in_place(later, slot));
             let num_resident = (slots.end - slot).min(LANES);
             buffers.strips.push(Strip {
-                format: segment.format,
+                key_format: segment.keys,
+                value_format: segment.values,
                 keys: keys.as_ptr(),
                 values: values.as_ptr(),
                 value_stride: self.params.head_dim,
@@ -180,28 +185,32 @@ impl<'a> TileReader<'a> {
 
     /// The keys and values of the strip of a page that starts at `slot`.
     fn parts_in_place(&self, segment: &Segment<'a>, slot: usize) -> (&'a [u8], &'a [u8]) {
-        let (keys, values) = segment.frame.split_at(self.params.layout(segment.format).part_bytes());
-        let slot_bytes = self.params.head_dim * segment.format.element_bytes();
-        let place = slot * slot_bytes..(slot + LANES) * slot_bytes;
-        (&keys[place.clone()], &values[place])
+        let (keys, values) = segment.frame.split_at(self.params.layout(segment).key_bytes());
+        // Whole strips of elements lie one after the other in every format.
+        let place = |format: PageFormat| {
+            let slot_bytes = self.params.head_dim * format.element_bytes();
+            slot * slot_bytes..(slot + LANES) * slot_bytes
+        };
+        (&keys[place(segment.keys)], &values[place(segment.values)])
     }
 
-    /// Replaces the f16 strips by f32 copies.
+    /// Replaces keys and values of two bytes an element by f32 copies.
     fn widen<S: Simd>(&self, simd: S, buffers: &mut StripBuffers) {
-        let len = LANES * self.params.head_dim;
+        let d = self.params.head_dim;
         let StripBuffers { strips, keys, values, .. } = buffers;
-        let num_copies = strips.iter().filter(|strip| strip.format == PageFormat::F16).count();
-        keys.reserve(num_copies * len);
-        if self.parts == Parts::KeysAndValues {
-            values.reserve(num_copies * len);
+        keys.reserve(strips.len() * LANES * d);
+        for (strip, copy) in strips.iter_mut().zip(keys.chunks_exact_mut(LANES * d)) {
+            strip.keys = widen_part(simd, strip.keys, strip.key_format, (copy, LANES));
+            (strip.key_format, strip.ahead_of_keys) = (PageFormat::F32, strip.keys);
         }
-        let (mut keys, mut values) = (keys.chunks_exact_mut(len), values.chunks_exact_mut(len));
-        for strip in strips.iter_mut().filter(|strip| strip.format == PageFormat::F16) {
-            strip.format = PageFormat::F32;
-            strip.keys = widen_part(simd, strip.keys, keys.next());
+        if self.parts == Parts::KeysOnly {
+            return;
+        }
+        values.reserve(strips.len() * LANES * d);
+        for (strip, copy) in strips.iter_mut().zip(values.chunks_exact_mut(LANES * d)) {
             // In-place strips have no padding between value rows.
-            strip.values = widen_part(simd, strip.values, values.next());
-            (strip.ahead_of_keys, strip.ahead_of_values) = (strip.keys, strip.values);
+            strip.values = widen_part(simd, strip.values, strip.value_format, (copy, d));
+            (strip.value_format, strip.ahead_of_values) = (PageFormat::F32, strip.values);
         }
     }
 
@@ -215,8 +224,8 @@ impl<'a> TileReader<'a> {
         buffers: &mut StripBuffers,
     ) {
         let (d, padded) = (self.params.head_dim, self.padded_dim());
-        let layout = self.params.layout(segment.format);
-        let (key_bytes, value_bytes) = segment.frame.split_at(layout.part_bytes());
+        let layout = self.params.layout(segment);
+        let (key_bytes, value_bytes) = segment.frame.split_at(layout.key_bytes());
         let part_len = layout.page_size * d;
         let StripBuffers { strips, keys, values, page } = buffers;
         // A tile has at most TILE / LANES strips: no copy moves while there are pointers to it.
@@ -224,14 +233,15 @@ impl<'a> TileReader<'a> {
         values.reserve(TILE as usize * padded);
         page.reserve(part_len);
 
-        decode(simd, segment.format, key_bytes, &mut page[..part_len]);
+        decode(simd, segment.keys, key_bytes, &mut page[..part_len]);
         for slot in slots.clone() {
             let position = u64::from(segment.position) + slot as u64;
             let lane = (position % LANES as u64) as usize;
             let first = position - lane as u64;
             if strips.last().is_none_or(|strip| strip.first != first) {
                 strips.push(Strip {
-                    format: PageFormat::F32,
+                    key_format: PageFormat::F32,
+                    value_format: PageFormat::F32,
                     // Set when the copies are complete.
                     keys: std::ptr::null(),
                     values: std::ptr::null(),
@@ -245,21 +255,20 @@ impl<'a> TileReader<'a> {
             }
             let index = strips.len() - 1;
             strips[index].resident |= 1 << lane;
-            let place = layout.key_place(slot);
-            let from = page[place.first..part_len].iter().step_by(place.stride);
-            let to = keys[index * LANES * d + lane..].iter_mut().step_by(LANES);
-            to.zip(from).take(d).for_each(|(to, from)| *to = *from);
+            let to = keys[index * LANES * d + lane..].iter_mut().step_by(LANES).take(d);
+            to.enumerate().for_each(|(i, to)| *to = page[layout.key_place(slot, i)]);
         }
         if self.parts == Parts::KeysOnly {
             return;
         }
-        decode(simd, segment.format, value_bytes, &mut page[..part_len]);
+        decode(simd, segment.values, value_bytes, &mut page[..part_len]);
         for slot in slots {
             let position = u64::from(segment.position) + slot as u64;
             let lane = (position % LANES as u64) as usize;
             // The strips of this page are the last ones.
             let Some(index) = strips.iter().rposition(|strip| strip.first == position - lane as u64) else { continue };
-            values[(index * LANES + lane) * padded..][..d].copy_from_slice(&page[slot * d..(slot + 1) * d]);
+            let to = values[(index * LANES + lane) * padded..][..d].iter_mut();
+            to.enumerate().for_each(|(i, to)| *to = page[layout.value_place(slot, i)]);
         }
     }
 
@@ -276,16 +285,29 @@ impl<'a> TileReader<'a> {
     }
 }
 
-/// Copies one part of an f16 strip to `copy` as f32 and returns where it is; `part` itself if there is no copy to make.
-fn widen_part<S: Simd>(simd: S, part: *const u8, copy: Option<&mut [f32]>) -> *const u8 {
-    let Some(copy) = copy else { return part };
-    // SAFETY: an f16 strip's part has as many elements as its copy, in a borrowed frame (see `TileReader::read`).
+/// Copies one part of a strip as f32, in rows, and returns where it is; f32 is not copied but returned.
+///
+/// `copy` is the room for all elements of the part and the length of its rows: 16 for keys, the head dimension for values.
+fn widen_part<S: Simd>(
+    simd: S,
+    part: *const u8,
+    format: PageFormat,
+    (copy, row_len): (&mut [f32], usize),
+) -> *const u8 {
+    if format == PageFormat::F32 {
+        return part;
+    }
+    // SAFETY: a strip's part has as many elements as its copy, in a borrowed frame (see `TileReader::read`).
     let from = unsafe { std::slice::from_raw_parts(part, 2 * copy.len()) };
-    simd.vectorize(Widen { from, to: copy });
+    let to = &mut *copy;
+    match format {
+        PageFormat::F32 | PageFormat::F16 => simd.vectorize(Widen { from, to }),
+        PageFormat::Bf16 => simd.vectorize(WidenPairs { from, to, row_len }),
+    }
     copy.as_ptr().cast()
 }
 
-/// Elements of one part of a page as f32.
+/// Elements of one part of a page as f32, where they are.
 fn decode<S: Simd>(simd: S, format: PageFormat, bytes: &[u8], out: &mut [f32]) {
     match format {
         PageFormat::F32 => {
@@ -293,6 +315,10 @@ fn decode<S: Simd>(simd: S, format: PageFormat, bytes: &[u8], out: &mut [f32]) {
             out.iter_mut().zip(elements).for_each(|(out, element)| *out = f32::from_ne_bytes(*element));
         }
         PageFormat::F16 => simd.vectorize(Widen { from: bytes, to: out }),
+        PageFormat::Bf16 => {
+            let (elements, _) = bytes.as_chunks();
+            out.iter_mut().zip(elements).for_each(|(out, element)| *out = bf16::from_ne_bytes(*element).to_f32());
+        }
     }
 }
 
@@ -319,6 +345,36 @@ impl Kernel for Widen<'_> {
             padded[..from_rest.len()].copy_from_slice(from_rest);
             // SAFETY: `padded` is 16 f16.
             s.store_partial(to_rest, unsafe { s.load_f16_ptr(padded.as_ptr().cast()) });
+        }
+    }
+}
+
+/// Pairs of bf16 as f32: every two rows of `to` lie in `from` interleaved, element by element.
+struct WidenPairs<'a> {
+    from: &'a [u8],
+    to: &'a mut [f32],
+    /// A multiple of 16.
+    row_len: usize,
+}
+
+impl Kernel for WidenPairs<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        assert!(self.from.len() == 2 * self.to.len() && self.row_len.is_multiple_of(LANES));
+        let (from, _) = self.from.as_chunks::<{ 4 * LANES }>();
+        let mut from = from.iter();
+        for rows in self.to.chunks_exact_mut(2 * self.row_len) {
+            let (first, second) = rows.split_at_mut(self.row_len);
+            let vectors = first.as_chunks_mut::<LANES>().0.iter_mut().zip(second.as_chunks_mut::<LANES>().0);
+            for ((first, second), from) in vectors.zip(&mut from) {
+                // SAFETY: `from` is 16 pairs.
+                unsafe {
+                    s.store(first, s.load_bf16_first_ptr(from.as_ptr().cast()));
+                    s.store(second, s.load_bf16_second_ptr(from.as_ptr().cast()));
+                }
+            }
         }
     }
 }

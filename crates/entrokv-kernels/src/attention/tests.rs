@@ -42,7 +42,8 @@ impl Random {
 /// A page of a test's cache.
 #[derive(Clone)]
 struct Page {
-    format: PageFormat,
+    keys: PageFormat,
+    values: PageFormat,
     position: u32,
     len: u32,
     frame: Vec<u8>,
@@ -50,7 +51,7 @@ struct Page {
 
 impl Page {
     fn segment(&self) -> Segment<'_> {
-        Segment { format: self.format, frame: &self.frame, position: self.position, len: self.len }
+        Segment { keys: self.keys, values: self.values, frame: &self.frame, position: self.position, len: self.len }
     }
 }
 
@@ -62,14 +63,14 @@ struct Cache {
 }
 
 impl Cache {
-    /// `num_tokens` random tokens; formats at random if `mixed`.
+    /// `num_tokens` random tokens; keys and values of each page in any of the formats.
     fn new(random: &mut Random, params: AttentionParams, num_tokens: usize, formats: &[PageFormat]) -> Cache {
         let mut pages = Vec::new();
         for _ in 0..params.num_kv_heads {
             let mut list = Vec::new();
             for position in (0..num_tokens).step_by(params.page_size) {
-                let format = formats[random.below(formats.len())];
-                let layout = params.layout(format);
+                let [keys, values] = std::array::from_fn(|_| formats[random.below(formats.len())]);
+                let layout = layout(&params, keys, values);
                 // Whatever a frame held before must not matter: NaN.
                 let mut frame = vec![0xff; layout.bytes()];
                 let len = params.page_size.min(num_tokens - position);
@@ -77,7 +78,7 @@ impl Cache {
                     let (k, v) = (random.normals(params.head_dim), random.normals(params.head_dim));
                     layout.write_token(&mut frame, slot, &k, &v);
                 }
-                list.push(Page { format, position: position as u32, len: len as u32, frame });
+                list.push(Page { keys, values, position: position as u32, len: len as u32, frame });
             }
             pages.push(list);
         }
@@ -108,6 +109,10 @@ impl Cache {
 fn params(num_heads: usize, num_kv_heads: usize, head_dim: usize, page_size: usize) -> AttentionParams {
     let scale = 1.0 / (head_dim as f32).sqrt();
     AttentionParams { num_heads, num_kv_heads, head_dim, page_size, scale, window: None }
+}
+
+fn layout(params: &AttentionParams, keys: PageFormat, values: PageFormat) -> PageLayout {
+    PageLayout { keys, values, page_size: params.page_size, head_dim: params.head_dim }
 }
 
 fn compute(isa: Isa, num_threads: usize) -> Compute {
@@ -156,7 +161,7 @@ fn outs(tap: Tap) -> Vec<Vec<f32>> {
     }
 }
 
-const BOTH: [PageFormat; 2] = [PageFormat::F16, PageFormat::F32];
+const PLAIN: [PageFormat; 3] = [PageFormat::F16, PageFormat::F32, PageFormat::Bf16];
 
 #[test]
 fn equals_the_f64_oracle_on_random_shapes() {
@@ -172,7 +177,7 @@ fn equals_the_f64_oracle_on_random_shapes() {
         }
         let most = if random.chance(4) { 1500 } else { 400 };
         let num_tokens = 1 + random.below(most);
-        let formats = [&BOTH[..], &BOTH[..1], &BOTH[1..]][random.below(3)];
+        let formats = [&PLAIN[..], &PLAIN[..1], &PLAIN[1..2], &PLAIN[2..]][random.below(4)];
         let mut cache = Cache::new(&mut random, params, num_tokens, formats);
         if random.chance(2) {
             let keep_one_in = 1 + random.below(4);
@@ -226,7 +231,7 @@ fn shapes() -> Vec<AttentionParams> {
 fn same_bits_for_any_number_of_threads() {
     let mut random = Random(2);
     for params in shapes() {
-        let cache = Cache::new(&mut random, params, 900, &BOTH);
+        let cache = Cache::new(&mut random, params, 900, &PLAIN);
         for num_rows in [1, 3, 40] {
             let q = random.normals(num_rows * params.num_heads * params.head_dim);
             for isa in Isa::available() {
@@ -249,7 +254,7 @@ fn same_bits_for_any_chunks_of_a_prompt() {
     let mut random = Random(3);
     for params in shapes() {
         let (num_tokens, row_len) = (530, params.num_heads * params.head_dim);
-        let cache = Cache::new(&mut random, params, num_tokens, &BOTH);
+        let cache = Cache::new(&mut random, params, num_tokens, &PLAIN);
         let q = random.normals(num_tokens * row_len);
         for isa in Isa::available() {
             let compute = compute(isa, 2);
@@ -280,7 +285,7 @@ fn same_bits_in_any_batch() {
         let row_len = params.num_heads * params.head_dim;
         // A prompt's chunk, a decode step, a short prompt, another decode step.
         let sizes = [(700, 60), (400, 1), (5, 5), (1300, 1)];
-        let caches = sizes.map(|(num_tokens, _)| Cache::new(&mut random, params, num_tokens, &BOTH));
+        let caches = sizes.map(|(num_tokens, _)| Cache::new(&mut random, params, num_tokens, &PLAIN));
         let num_rows: usize = sizes.iter().map(|(_, num_rows)| num_rows).sum();
         let q = random.normals(num_rows * row_len);
         for isa in Isa::available() {
@@ -308,7 +313,7 @@ fn same_bits_in_any_batch() {
 fn same_bits_wherever_the_frames_are() {
     let mut random = Random(5);
     let params = params(9, 3, 64, 16);
-    let cache = Cache::new(&mut random, params, 600, &BOTH);
+    let cache = Cache::new(&mut random, params, 600, &PLAIN);
     let q = random.normals(20 * 9 * 64);
     let compute = compute(Isa::detect(), 2);
     let (want, _) = run(&compute, &cache, &q, 580, Tap::None);
@@ -337,7 +342,7 @@ fn evicted_is_masked_by_a_window() {
     let mut random = Random(6);
     for params in shapes() {
         let params = AttentionParams { window: Some(200), ..params };
-        let cache = Cache::new(&mut random, params, 700, &BOTH);
+        let cache = Cache::new(&mut random, params, 700, &PLAIN);
         let mut evicted = cache.clone();
         evicted.evict(|_, page| page.position + page.len > 700 - 3 - 200);
         let q = random.normals(3 * params.num_heads * params.head_dim);
@@ -355,7 +360,7 @@ fn evicted_is_masked_for_any_set_of_pages() {
     let mut random = Random(7);
     for params in [params(9, 3, 64, 16), params(12, 2, 128, 32), params(4, 2, 20, 7)] {
         let d = params.head_dim;
-        let mut cache = Cache::new(&mut random, params, 800, &BOTH);
+        let mut cache = Cache::new(&mut random, params, 800, &PLAIN);
         let mut kept: Vec<Vec<bool>> =
             cache.pages.iter().map(|list| list.iter().map(|_| random.chance(3)).collect()).collect();
         // Also a tile with nothing left, and a KV head with nothing at all.
@@ -370,7 +375,7 @@ fn evicted_is_masked_for_any_set_of_pages() {
         for (list, kept) in cache.pages.iter_mut().zip(&kept) {
             let any_kept = kept.contains(&true);
             for (page, kept) in list.iter_mut().zip(kept) {
-                let layout = params.layout(page.format);
+                let layout = layout(&params, page.keys, page.values);
                 for slot in 0..page.len as usize {
                     let (mut k, mut v) = (vec![0.0; d], vec![0.0; d]);
                     layout.read_token(&page.frame, slot, &mut k, &mut v);
@@ -403,7 +408,7 @@ fn evicted_is_masked_for_any_set_of_pages() {
 fn taps_change_nothing_and_rows_sum_to_one() {
     let mut random = Random(8);
     for params in shapes() {
-        let cache = Cache::new(&mut random, params, 777, &BOTH);
+        let cache = Cache::new(&mut random, params, 777, &PLAIN);
         for num_rows in [1, 50] {
             let q = random.normals(num_rows * params.num_heads * params.head_dim);
             let first_position = 777 - num_rows as u32;
@@ -434,7 +439,7 @@ fn avx2_and_avx512_agree_bit_for_bit() {
     let mut random = Random(9);
     let vector: Vec<Isa> = Isa::available().into_iter().filter(|&isa| isa != Isa::SCALAR).collect();
     for params in shapes() {
-        let cache = Cache::new(&mut random, params, 600, &BOTH);
+        let cache = Cache::new(&mut random, params, 600, &PLAIN);
         let q = random.normals(70 * params.num_heads * params.head_dim);
         let results: Vec<Vec<f32>> =
             vector.iter().map(|&isa| run(&compute(isa, 1), &cache, &q, 530, Tap::None).0).collect();
@@ -451,7 +456,7 @@ fn a_single_token_gets_its_value() {
         let params = params(3, 1, 64, 16);
         let cache = Cache::new(&mut random, params, 1, &[PageFormat::F32]);
         let (mut k, mut v) = (vec![0.0; 64], vec![0.0; 64]);
-        params.layout(PageFormat::F32).read_token(&cache.pages[0][0].frame, 0, &mut k, &mut v);
+        layout(&params, PageFormat::F32, PageFormat::F32).read_token(&cache.pages[0][0].frame, 0, &mut k, &mut v);
         let tap = Tap::Rows { from_row: 0, out: Vec::new() };
         let (out, tap) = run(&compute(isa, 1), &cache, &random.normals(3 * 64), 0, tap);
         assert_eq!(out, v.repeat(3));
@@ -463,7 +468,7 @@ fn a_single_token_gets_its_value() {
 fn rows_that_see_nothing_are_zero() {
     let mut random = Random(11);
     let params = params(4, 2, 16, 16);
-    let mut cache = Cache::new(&mut random, params, 64, &BOTH);
+    let mut cache = Cache::new(&mut random, params, 64, &PLAIN);
     // Head 0 has only tokens after the query, head 1 has none.
     cache.evict(|g, page| g == 0 && page.position >= 32);
     for isa in Isa::available() {
@@ -488,7 +493,7 @@ fn rows_that_see_nothing_are_zero() {
 fn nan_and_infinite_scores_make_their_row_nan_and_no_other() {
     let mut random = Random(12);
     let params = params(2, 1, 16, 16);
-    let cache = Cache::new(&mut random, params, 40, &BOTH);
+    let cache = Cache::new(&mut random, params, 40, &PLAIN);
     for isa in Isa::available() {
         for poison in [f32::NAN, f32::INFINITY] {
             let mut q = random.normals(3 * 2 * 16);
@@ -507,7 +512,7 @@ fn no_span_and_no_row_are_fine() {
     let params = params(4, 2, 16, 16);
     let compute = compute(Isa::detect(), 2);
     paged_attention(&compute, &params, &mut [], &[], &mut []);
-    let cache = Cache::new(&mut Random(13), params, 20, &BOTH);
+    let cache = Cache::new(&mut Random(13), params, 20, &PLAIN);
     let tap = Tap::Rows { from_row: 0, out: Vec::new() };
     paged_attention(&compute, &params, &mut [cache.span(0, 0, 20, tap)], &[], &mut []);
     let mut untouched = vec![7.0; 64];
@@ -519,7 +524,7 @@ fn no_span_and_no_row_are_fine() {
 #[should_panic(expected = "must not overlap")]
 fn overlapping_segments_panic() {
     let params = params(1, 1, 16, 16);
-    let cache = Cache::new(&mut Random(14), params, 32, &BOTH);
+    let cache = Cache::new(&mut Random(14), params, 32, &PLAIN);
     let mut span = cache.span(0, 1, 31, Tap::None);
     span.segments[0][1].position = 8;
     paged_attention(&compute(Isa::detect(), 1), &params, &mut [span], &[0.0; 16], &mut [0.0; 16]);

@@ -101,6 +101,17 @@ pub(super) struct Block {
     pub(super) num_queries: usize,
     /// The tiles that may hold something its queries see.
     pub(super) tiles: Range<u64>,
+    /// What the list's values ask the sums to be.
+    pub(super) sums: Sums,
+}
+
+/// Which weighted sums of values a block keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sums {
+    /// One: no value of the list is stored rotated.
+    Plain,
+    /// Those of rotated values apart.
+    PlainAndRotated,
 }
 
 impl Block {
@@ -137,11 +148,13 @@ impl Work {
         let mut blocks = Vec::new();
         for (index, span) in spans.iter().enumerate() {
             for (kv_head, segments) in span.segments.iter().enumerate() {
+                let rotated = segments.iter().any(|segment| segment.values.is_rotated());
+                let sums = if rotated { Sums::PlainAndRotated } else { Sums::Plain };
                 for first_query in (0..span.num_rows).step_by(queries_per_block) {
                     let num_queries = queries_per_block.min(span.num_rows - first_query);
                     let position = span.first_position + first_query as u64;
                     let tiles = visible_tiles(params, segments, position..position + num_queries as u64);
-                    blocks.push(Block { span: index, kv_head, first_query, num_queries, tiles });
+                    blocks.push(Block { span: index, kv_head, first_query, num_queries, tiles, sums });
                 }
             }
         }
@@ -157,7 +170,7 @@ impl Work {
                 continue;
             }
             let first_kept = work.kept_len;
-            let tile_len = kept_tile_len(params, block.num_rows(params));
+            let tile_len = kept_tile_len(params, block);
             for i in 0..num_items {
                 let tiles =
                     block.tiles.start + num_tiles * i / num_items..block.tiles.start + num_tiles * (i + 1) / num_items;
@@ -173,9 +186,15 @@ impl Work {
     }
 }
 
-/// Elements that the result of one tile takes: largest scores, totals, sums.
-pub(super) fn kept_tile_len(params: &AttentionParams, num_rows: usize) -> usize {
-    2 * num_rows.next_multiple_of(LANES) + num_rows * params.head_dim.next_multiple_of(LANES)
+/// Elements that the result of one tile of a block takes: largest scores, totals, sums, rotated sums.
+pub(super) fn kept_tile_len(params: &AttentionParams, block: &Block) -> usize {
+    let num_rows = block.num_rows(params);
+    let sums = num_rows * params.head_dim.next_multiple_of(LANES);
+    2 * num_rows.next_multiple_of(LANES)
+        + match block.sums {
+            Sums::Plain => sums,
+            Sums::PlainAndRotated => 2 * sums,
+        }
 }
 
 fn tiles_of(tiles: &Range<u64>) -> u64 {

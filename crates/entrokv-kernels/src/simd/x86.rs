@@ -35,6 +35,9 @@ impl Avx512 {
     }
 }
 
+/// The bits of the second bf16 of a pair in 32 bits, which are those of an f32 with the same value.
+const SECOND_OF_PAIR: i32 = !0xffff;
+
 /// One `Simd` method whose body is intrinsics.
 macro_rules! op {
     ($($(#[$doc:meta])* $name:ident($($arg:ident: $ty:ty),*) -> $out:ty = $body:expr;)*) => {$(
@@ -77,6 +80,19 @@ impl Simd for Avx512 {
     unsafe fn load_f16_ptr(self, p: *const u16) -> __m512 {
         // SAFETY: the caller's promise; unaligned load.
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16_first_ptr(self, p: *const u32) -> __m512 {
+        // SAFETY: the caller's promise; unaligned load.
+        unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_loadu_si512(p.cast()))) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16_second_ptr(self, p: *const u32) -> __m512 {
+        // SAFETY: the caller's promise; unaligned load.
+        unsafe {
+            let high = _mm512_set1_epi32(SECOND_OF_PAIR);
+            _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p.cast()), high))
+        }
     }
     op! {
         splat(x: f32) -> __m512 = _mm512_set1_ps(x);
@@ -137,6 +153,24 @@ impl Simd for Avx2 {
         unsafe {
             let (low, high) = (_mm_loadu_si128(p.cast()), _mm_loadu_si128(p.add(8).cast()));
             (_mm256_cvtph_ps(low), _mm256_cvtph_ps(high))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16_first_ptr(self, p: *const u32) -> Self::V {
+        // SAFETY: the caller's promise; unaligned loads.
+        unsafe {
+            let (low, high) = (_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(8).cast()));
+            let first = |pairs| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs));
+            (first(low), first(high))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16_second_ptr(self, p: *const u32) -> Self::V {
+        // SAFETY: the caller's promise; unaligned loads.
+        unsafe {
+            let (low, high) = (_mm256_loadu_si256(p.cast()), _mm256_loadu_si256(p.add(8).cast()));
+            let second = |pairs| _mm256_castsi256_ps(_mm256_and_si256(pairs, _mm256_set1_epi32(SECOND_OF_PAIR)));
+            (second(low), second(high))
         }
     }
     op! {
