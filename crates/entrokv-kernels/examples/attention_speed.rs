@@ -66,6 +66,7 @@ impl Cache {
             num_rows: positions.len(),
             first_position: positions.start as u32,
             segments: segments.collect(),
+            constants: Vec::new(),
             tap,
         }
     }

@@ -32,10 +32,11 @@ use block::{Attend, Call, MergeKept, Scratch, SumColumns, column_items};
 use softmax::Sight;
 use work::{SpanWork, Work};
 
+use crate::codes::KeyConstants;
 use crate::compute::Compute;
 use crate::disjoint::DisjointMut;
 use crate::page::{PageFormat, PageLayout};
-use crate::simd::dispatch;
+use crate::simd::{LANES, dispatch};
 
 /// Positions of a tile.
 const TILE: u64 = 256;
@@ -83,6 +84,8 @@ pub struct AttentionSpan<'a> {
     pub first_position: u32,
     /// Per KV head, what is resident, in ascending position; as long as each head likes.
     pub segments: Vec<Vec<Segment<'a>>>,
+    /// Per KV head, what rotated codes among the keys of its list are relative to; empty if there are none anywhere.
+    pub constants: Vec<Option<&'a KeyConstants>>,
     /// What the caller wants to see of the attention.
     pub tap: Tap,
 }
@@ -139,7 +142,8 @@ impl AttentionParams {
 ///
 /// # Panics
 /// If shapes contradict each other: head counts, lengths of `q` and `out`, rows outside them or in two spans, a frame's
-/// bytes, segments that are out of order or overlap, column sums of another length than the tokens.
+/// bytes, segments that are out of order or overlap, pages that start at no multiple of 16 in a list with codes, rotated keys
+/// without constants, column sums of another length than the tokens.
 pub fn paged_attention(
     compute: &Compute,
     params: &AttentionParams,
@@ -211,9 +215,22 @@ fn check(params: &AttentionParams, spans: &[AttentionSpan<'_>], q_len: usize, ou
         assert!(!rows.contains(&true), "rows of two spans");
         rows.fill(true);
         assert_eq!(span.segments.len(), params.num_kv_heads, "a span needs a list for each KV head");
-        for list in &span.segments {
+        for (kv_head, list) in span.segments.iter().enumerate() {
+            let constants = span.constants.get(kv_head).copied().flatten();
+            let coded = list.iter().any(|segment| segment.keys.is_coded() || segment.values.is_coded());
             for segment in list {
-                assert_eq!(segment.frame.len(), params.layout(segment).bytes(), "bytes of a frame");
+                let layout = params.layout(segment);
+                assert_eq!(layout.validate(), Ok(()));
+                assert_eq!(segment.frame.len(), layout.bytes(), "bytes of a frame");
+                assert!(
+                    !segment.keys.is_rotated() || constants.is_some_and(|c| c.head_dim() == params.head_dim),
+                    "rotated keys need constants of {} channels",
+                    params.head_dim
+                );
+                assert!(
+                    !coded || segment.position.is_multiple_of(LANES as u32),
+                    "pages beside coded ones start at multiples of {LANES}"
+                );
                 assert!(segment.len as usize <= params.page_size, "{} tokens in a page", segment.len);
             }
             let ascending = list.windows(2).all(|pair| pair[0].end() <= u64::from(pair[1].position));

@@ -8,6 +8,7 @@ pub mod activation;
 pub mod activations;
 pub mod arena;
 pub mod attention;
+pub mod codes;
 pub mod compute;
 pub mod dequantize;
 mod disjoint;

@@ -8,12 +8,22 @@
 //! - **bf16 in pairs**, as the dot products of bf16 read it: two successive elements of a key side by side
 //!   `[head_dim / 2, 16, 2]`, the elements of two successive slots' values likewise `[page_size / 2, head_dim, 2]`; an odd
 //!   last element or slot is alone.
+//! - **Codes** (`q8_0`, `tq4`, `tq3`, `tq2`) in strips of 16 slots of their own: [`crate::codes`]. They are not written
+//!   token by token but made from a page of elements: [`recode`].
 //!
 //! Slots that were never written hold whatever the frame held before; who reads a page knows how many are filled.
 
+mod recode;
+
+pub use recode::{RecodeError, recode};
+
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
+use thiserror::Error;
 
+use crate::codes::encode::decode;
+use crate::codes::packing::{Part, StripLayout};
+use crate::codes::{BLOCK_LEN, Code, KeyConstants, MAX_CODED_HEAD_DIM, Rotated};
 use crate::simd::LANES;
 
 /// How one part of a page, its keys or its values, stores its elements.
@@ -25,21 +35,55 @@ pub enum PageFormat {
     F16,
     /// 2 bytes an element, rounded to nearest even: the range of f32 with 8 significant bits.
     Bf16,
+    /// Codes of 8 bits, an f16 scale for each 32 elements: 8.5 bits an element.
+    Q8_0,
+    /// Rotated codes of 4 bits, an f16 scale for each vector.
+    Tq4,
+    /// Rotated codes of 3 bits, an f16 scale for each vector.
+    Tq3,
+    /// Rotated codes of 2 bits, an f16 scale for each vector.
+    Tq2,
 }
 
 impl PageFormat {
-    /// Bytes of one element.
-    pub fn element_bytes(self) -> usize {
+    /// Every format.
+    pub const ALL: [PageFormat; 7] = [
+        PageFormat::F32,
+        PageFormat::F16,
+        PageFormat::Bf16,
+        PageFormat::Q8_0,
+        PageFormat::Tq4,
+        PageFormat::Tq3,
+        PageFormat::Tq2,
+    ];
+
+    /// Whether the part is codes, which [`recode`] makes and [`PageLayout::write_token`] cannot.
+    pub fn is_coded(self) -> bool {
+        self.code().is_some()
+    }
+
+    /// The kind of code; `None` for elements.
+    pub(crate) fn code(self) -> Option<Code> {
         match self {
-            PageFormat::F32 => 4,
-            PageFormat::F16 | PageFormat::Bf16 => 2,
+            PageFormat::F32 | PageFormat::F16 | PageFormat::Bf16 => None,
+            PageFormat::Q8_0 => Some(Code::Q8),
+            PageFormat::Tq4 => Some(Code::Rotated(Rotated::Tq4)),
+            PageFormat::Tq3 => Some(Code::Rotated(Rotated::Tq3)),
+            PageFormat::Tq2 => Some(Code::Rotated(Rotated::Tq2)),
         }
     }
 
-    /// Whether values in this format are summed in a rotated space, apart from others, and rotated back in the end.
-    pub(crate) fn is_rotated(self) -> bool {
-        match self {
-            PageFormat::F32 | PageFormat::F16 | PageFormat::Bf16 => false,
+    /// Whether the part is rotated codes, whose keys need [`KeyConstants`].
+    pub fn is_rotated(self) -> bool {
+        matches!(self.code(), Some(Code::Rotated(_)))
+    }
+
+    /// Bytes of `num_slots` slots, whole strips of 16 if they are coded.
+    pub(crate) fn bytes(self, num_slots: usize, head_dim: usize) -> usize {
+        match (self, self.code()) {
+            (_, Some(code)) => num_slots.div_ceil(LANES) * StripLayout { code, head_dim }.bytes(),
+            (PageFormat::F32, None) => num_slots * head_dim * 4,
+            (_, None) => num_slots * head_dim * 2,
         }
     }
 }
@@ -58,6 +102,21 @@ pub struct PageLayout {
 }
 
 impl PageLayout {
+    /// Whether there are pages of this shape; [`LayoutError`] says what codes need.
+    ///
+    /// # Errors
+    /// A head dimension or a page size that a coded part cannot have.
+    pub fn validate(&self) -> Result<(), LayoutError> {
+        let Some(format) = [self.keys, self.values].into_iter().find(|format| format.is_coded()) else { return Ok(()) };
+        if !self.head_dim.is_multiple_of(BLOCK_LEN) || self.head_dim == 0 || self.head_dim > MAX_CODED_HEAD_DIM {
+            return Err(LayoutError::HeadDim { format, got: self.head_dim });
+        }
+        if !self.page_size.is_multiple_of(LANES) || self.page_size == 0 {
+            return Err(LayoutError::PageSize { format, got: self.page_size });
+        }
+        Ok(())
+    }
+
     /// Bytes of a frame: keys and values of `page_size` tokens.
     pub fn bytes(&self) -> usize {
         self.key_bytes() + self.value_bytes()
@@ -65,15 +124,15 @@ impl PageLayout {
 
     /// Bytes of the keys.
     pub(crate) fn key_bytes(&self) -> usize {
-        self.page_size * self.head_dim * self.keys.element_bytes()
+        self.keys.bytes(self.page_size, self.head_dim)
     }
 
     /// Bytes of the values.
     pub(crate) fn value_bytes(&self) -> usize {
-        self.page_size * self.head_dim * self.values.element_bytes()
+        self.values.bytes(self.page_size, self.head_dim)
     }
 
-    /// Place of element `i` of the key in `slot` among the key elements.
+    /// Place of element `i` of the key in `slot` among the key elements; they are not coded.
     #[inline]
     pub(crate) fn key_place(&self, slot: usize, i: usize) -> usize {
         let first = slot / LANES * LANES;
@@ -82,23 +141,24 @@ impl PageLayout {
         let strip = first * self.head_dim;
         match self.keys {
             PageFormat::Bf16 if i | 1 < self.head_dim => strip + (i & !1) * width + 2 * lane + (i & 1),
-            PageFormat::F32 | PageFormat::F16 | PageFormat::Bf16 => strip + i * width + lane,
+            _ => strip + i * width + lane,
         }
     }
 
-    /// Place of element `i` of the value in `slot` among the value elements.
+    /// Place of element `i` of the value in `slot` among the value elements; they are not coded.
     #[inline]
     pub(crate) fn value_place(&self, slot: usize, i: usize) -> usize {
         match self.values {
             PageFormat::Bf16 if slot | 1 < self.page_size => (slot & !1) * self.head_dim + 2 * i + (slot & 1),
-            PageFormat::F32 | PageFormat::F16 | PageFormat::Bf16 => slot * self.head_dim + i,
+            _ => slot * self.head_dim + i,
         }
     }
 
     /// Stores the key and value `[head_dim]` of one token.
     ///
     /// # Panics
-    /// If `frame` is not [`PageLayout::bytes`] long, `slot` is not in the page, or `k` or `v` is not one head long.
+    /// If `frame` is not [`PageLayout::bytes`] long, `slot` is not in the page, `k` or `v` is not one head long, or a part
+    /// is coded.
     pub fn write_token(&self, frame: &mut [u8], slot: usize, k: &[f32], v: &[f32]) {
         self.check(frame.len(), slot, k.len(), v.len());
         let (keys, values) = frame.split_at_mut(self.key_bytes());
@@ -106,15 +166,50 @@ impl PageLayout {
         write(self.values, values, v, |i| self.value_place(slot, i));
     }
 
-    /// Loads the key and value `[head_dim]` of one token; the values [`PageLayout::write_token`] stored, as rounded.
+    /// Loads the key and value `[head_dim]` of one token: what [`PageLayout::write_token`] stored, as rounded, or what codes
+    /// stand for, exactly. `constants` are those the keys were coded with; nothing else reads them.
     ///
     /// # Panics
-    /// As [`PageLayout::write_token`].
-    pub fn read_token(&self, frame: &[u8], slot: usize, k: &mut [f32], v: &mut [f32]) {
+    /// As [`PageLayout::write_token`], but for codes; if the layout is not valid; if the keys are rotated codes and there are
+    /// no constants of their head dimension.
+    pub fn read_token(
+        &self,
+        frame: &[u8],
+        slot: usize,
+        constants: Option<&KeyConstants>,
+        k: &mut [f32],
+        v: &mut [f32],
+    ) {
         self.check(frame.len(), slot, k.len(), v.len());
+        assert_eq!(self.validate(), Ok(()));
+        assert!(
+            !self.keys.is_rotated() || constants.is_some_and(|constants| constants.head_dim() == self.head_dim),
+            "rotated keys need constants of {} channels",
+            self.head_dim
+        );
         let (keys, values) = frame.split_at(self.key_bytes());
-        read(self.keys, keys, k, |i| self.key_place(slot, i));
-        read(self.values, values, v, |i| self.value_place(slot, i));
+        match self.keys.code() {
+            Some(code) => self.read_code(code, Part::Keys, keys, slot, constants, k),
+            None => read(self.keys, keys, k, |i| self.key_place(slot, i)),
+        }
+        match self.values.code() {
+            Some(code) => self.read_code(code, Part::Values, values, slot, None, v),
+            None => read(self.values, values, v, |i| self.value_place(slot, i)),
+        }
+    }
+
+    fn read_code(
+        &self,
+        code: Code,
+        part: Part,
+        bytes: &[u8],
+        slot: usize,
+        constants: Option<&KeyConstants>,
+        x: &mut [f32],
+    ) {
+        let layout = StripLayout { code, head_dim: self.head_dim };
+        let strip = &bytes[slot / LANES * layout.bytes()..][..layout.bytes()];
+        decode(layout, part, constants, strip, slot % LANES, x);
     }
 
     fn check(&self, frame_len: usize, slot: usize, k_len: usize, v_len: usize) {
@@ -147,6 +242,7 @@ fn write(format: PageFormat, part: &mut [u8], x: &[f32], place: impl Fn(usize) -
             let elements = part.as_chunks_mut().0;
             x.iter().enumerate().for_each(|(i, x)| elements[place(i)] = bf16::from_f32(*x).to_ne_bytes());
         }
+        coded => panic!("a token cannot be written as {coded:?}"),
     }
 }
 
@@ -166,7 +262,31 @@ fn read(format: PageFormat, part: &[u8], x: &mut [f32], place: impl Fn(usize) ->
             let elements = part.as_chunks().0;
             x.iter_mut().enumerate().for_each(|(i, x)| *x = bf16::from_ne_bytes(elements[place(i)]).to_f32());
         }
+        coded => unreachable!("{coded:?} has no elements"),
     }
+}
+
+/// What pages with codes in them cannot be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum LayoutError {
+    /// Codes come in blocks of 32 dimensions, and their integer sums must fit.
+    #[error(
+        "{format:?} pages need a head dimension that is a multiple of {BLOCK_LEN} and at most {MAX_CODED_HEAD_DIM}, got {got}"
+    )]
+    HeadDim {
+        /// The coded format.
+        format: PageFormat,
+        /// The head dimension asked for.
+        got: usize,
+    },
+    /// Codes come in strips of 16 slots.
+    #[error("{format:?} pages need a page size that is a multiple of {LANES}, got {got}")]
+    PageSize {
+        /// The coded format.
+        format: PageFormat,
+        /// The page size asked for.
+        got: usize,
+    },
 }
 
 #[cfg(test)]
@@ -197,11 +317,11 @@ mod tests {
             let round = |format, x: f32| match format {
                 PageFormat::F32 => x,
                 PageFormat::F16 => f16::from_f32(x).to_f32(),
-                PageFormat::Bf16 => bf16::from_f32(x).to_f32(),
+                _ => bf16::from_f32(x).to_f32(),
             };
             let (mut k, mut v) = (vec![0.0; head_dim], vec![0.0; head_dim]);
             for slot in 0..page_size {
-                layout.read_token(&frame, slot, &mut k, &mut v);
+                layout.read_token(&frame, slot, None, &mut k, &mut v);
                 for i in 0..head_dim {
                     prop_assert_eq!(k[i], round(keys, element(slot, i, 0.1)));
                     prop_assert_eq!(v[i], round(values, -element(slot, i, 0.3)));
@@ -218,5 +338,44 @@ mod tests {
         assert_eq!(of(PageFormat::F16), [4_096, 8_192, 16_384]);
         assert_eq!(of(PageFormat::Bf16), [4_096, 8_192, 16_384]);
         assert_eq!(bytes(PageFormat::F32, PageFormat::F16, 64), 4_096 + 2_048);
+    }
+
+    #[test]
+    fn bytes_of_coded_pages_are_those_of_the_format() {
+        let bytes = |keys, values, head_dim| PageLayout { keys, values, page_size: 16, head_dim }.bytes();
+        let of = |format| [64, 128, 256].map(|d| bytes(format, format, d));
+        assert_eq!(of(PageFormat::Q8_0), [2_176, 4_352, 8_704]);
+        assert_eq!(of(PageFormat::Tq4), [1_088, 2_112, 4_160]);
+        assert_eq!(of(PageFormat::Tq3), [832, 1_600, 3_136]);
+        assert_eq!(of(PageFormat::Tq2), [576, 1_088, 2_112]);
+        assert_eq!(bytes(PageFormat::Tq3, PageFormat::Tq2, 64), 416 + 288);
+        let layout = PageLayout { keys: PageFormat::Tq4, values: PageFormat::Q8_0, page_size: 64, head_dim: 96 };
+        assert_eq!(layout.bytes(), 64 * 96 / 2 + 64 * 2 + 64 * 96 + 64 * 3 * 2);
+    }
+
+    #[test]
+    fn shapes_that_codes_cannot_have_are_refused() {
+        for format in PageFormat::ALL {
+            for parts in [(format, PageFormat::F16), (PageFormat::F16, format)] {
+                let validate = |page_size, head_dim| {
+                    PageLayout { keys: parts.0, values: parts.1, page_size, head_dim }
+                        .validate()
+                        .map_err(|e| e.to_string())
+                };
+                assert_eq!(validate(16, 64), Ok(()));
+                if !format.is_coded() {
+                    assert_eq!(validate(5, 7), Ok(()));
+                    continue;
+                }
+                for head_dim in [0, 16, 80, 544] {
+                    let message = validate(16, head_dim).unwrap_err();
+                    assert!(message.contains(&format!("{format:?}")) && message.ends_with(&format!("got {head_dim}")));
+                }
+                for page_size in [0, 8, 24] {
+                    let message = validate(page_size, 64).unwrap_err();
+                    assert!(message.ends_with(&format!("multiple of 16, got {page_size}")), "{message}");
+                }
+            }
+        }
     }
 }

@@ -235,6 +235,7 @@ impl Decoder {
                 num_rows: span.tokens.len(),
                 first_position: span.first_position,
                 segments: heads.map(|h| store.segments(span.cache, group(h))).collect(),
+                constants: Vec::new(),
                 tap: sink.tap(number, index, &resident),
             });
             first_row += span.tokens.len();

@@ -6,7 +6,7 @@ use super::aligned::Aligned;
 use super::product::{SCORE_STRIDE, add_values, columns_per_block, rows_per_block, scores};
 use super::queries::Queries;
 use super::softmax::{Exponentials, Mask, Merge, Normalise, Partial, Probabilities, Sight};
-use super::strip::{Parts, Strip, StripBuffers, TileReader};
+use super::strip::{List, Parts, Strip, StripBuffers, TileReader};
 use super::work::{Block, Item, SpanWork, Sums, TapWork, kept_tile_len};
 use super::{AttentionParams, TILE};
 use crate::disjoint::DisjointMut;
@@ -117,7 +117,12 @@ fn reader<'a>(call: &'a Call<'a>, blocks: &'a [Block], parts: Parts, tiles: Rang
     let num_rows = blocks.iter().map(|block| block.num_rows(call.params)).sum();
     let kv_head = first.block.kv_head;
     let first_tokens = first.span.first_tokens.get(kv_head).map_or(&[][..], Vec::as_slice);
-    TileReader::new(call.params, &first.span.segments[kv_head], first_tokens, parts, (num_rows, sight), tiles)
+    let list = List {
+        segments: &first.span.segments[kv_head],
+        first_tokens,
+        constants: first.span.constants.get(kv_head).copied().flatten(),
+    };
+    TileReader::new(call.params, list, parts, (num_rows, sight), tiles)
 }
 
 /// Attends an item's queries to its tiles. A whole block is finished; of a cut one every tile's result is kept.

@@ -8,11 +8,12 @@ pub(super) fn attention(params: &AttentionParams, spans: &mut [AttentionSpan<'_>
     for span in spans {
         let mut probabilities = vec![Vec::new(); params.num_kv_heads];
         for (g, segments) in span.segments.iter().enumerate() {
+            let constants = span.constants.get(g).copied().flatten();
             let mut tokens = Vec::new();
             for segment in segments {
                 for slot in 0..segment.len as usize {
                     let (mut k, mut v) = (vec![0.0; d], vec![0.0; d]);
-                    params.layout(segment).read_token(segment.frame, slot, &mut k, &mut v);
+                    params.layout(segment).read_token(segment.frame, slot, constants, &mut k, &mut v);
                     tokens.push((segment.position + slot as u32, k, v));
                 }
             }

@@ -166,6 +166,7 @@ macro_rules! with_element {
                 type $element = Brain;
                 $body
             }
+            coded => unreachable!("{coded:?} has no elements"),
         }
     };
 }

@@ -11,6 +11,9 @@ use half::bf16;
 use super::aligned::Aligned;
 use super::softmax::Sight;
 use super::{AttentionParams, Segment, TILE};
+use crate::codes::KeyConstants;
+use crate::codes::encode::decode;
+use crate::codes::packing::{Part, StripLayout};
 use crate::page::PageFormat;
 use crate::simd::{Kernel, LANES, Simd};
 
@@ -83,12 +86,20 @@ pub(super) struct StripBuffers {
     page: Aligned,
 }
 
+/// What one KV head of a span attends to.
+#[derive(Clone, Copy)]
+pub(super) struct List<'a> {
+    pub(super) segments: &'a [Segment<'a>],
+    /// Number of tokens before each segment; empty if nobody asks for places.
+    pub(super) first_tokens: &'a [usize],
+    /// What rotated keys are relative to.
+    pub(super) constants: Option<&'a KeyConstants>,
+}
+
 /// Reads the tiles of one KV head's list in ascending order.
 pub(super) struct TileReader<'a> {
     params: &'a AttentionParams,
-    segments: &'a [Segment<'a>],
-    /// Number of tokens before each segment; empty if nobody asks for places.
-    first_tokens: &'a [usize],
+    list: List<'a>,
     parts: Parts,
     /// Rows of queries that will read each tile.
     num_rows: usize,
@@ -104,15 +115,14 @@ impl<'a> TileReader<'a> {
     /// A reader of `tiles`.
     pub(super) fn new(
         params: &'a AttentionParams,
-        segments: &'a [Segment<'a>],
-        first_tokens: &'a [usize],
+        list: List<'a>,
         parts: Parts,
         (num_rows, sight): (usize, Sight),
         tiles: Range<u64>,
     ) -> Self {
-        let next = segments.partition_point(|segment| segment.end() <= tiles.start * TILE);
-        let end = segments.partition_point(|segment| u64::from(segment.position) < tiles.end * TILE);
-        TileReader { params, segments, first_tokens, parts, num_rows, sight, next, end }
+        let next = list.segments.partition_point(|segment| segment.end() <= tiles.start * TILE);
+        let end = list.segments.partition_point(|segment| u64::from(segment.position) < tiles.end * TILE);
+        TileReader { params, list, parts, num_rows, sight, next, end }
     }
 
     /// The strips of `tile` with something resident in sight, in ascending order; `tile` must be one of the reader's and
@@ -125,13 +135,13 @@ impl<'a> TileReader<'a> {
         let whole = LANES as u64;
         let start = (tile * TILE).max(self.sight.oldest / whole * whole);
         let end = ((tile + 1) * TILE).min((self.sight.newest / whole + 1) * whole);
-        while self.segments.get(self.next).is_some_and(|segment| segment.end() <= start) {
+        while self.list.segments.get(self.next).is_some_and(|segment| segment.end() <= start) {
             self.next += 1;
         }
-        let segments = &self.segments[self.next..];
+        let segments = &self.list.segments[self.next..];
         let num_inside = segments.iter().take_while(|segment| u64::from(segment.position) < end).count();
         let segments = &segments[..num_inside];
-        let first_tokens = self.first_tokens.get(self.next..).unwrap_or(&[]);
+        let first_tokens = self.list.first_tokens.get(self.next..).unwrap_or(&[]);
         buffers.strips.clear();
         let lined_up = self.params.head_dim.is_multiple_of(LANES)
             && self.params.page_size.is_multiple_of(LANES)
@@ -148,7 +158,10 @@ impl<'a> TileReader<'a> {
         }
         if !lined_up {
             self.point_to_copies(buffers);
-        } else if self.num_rows > MAX_DIRECT_ROWS {
+            return &buffers.strips;
+        }
+        self.decode_codes(buffers);
+        if self.num_rows > MAX_DIRECT_ROWS {
             self.widen(simd, buffers);
         }
         &buffers.strips
@@ -161,8 +174,8 @@ impl<'a> TileReader<'a> {
 
     /// Adds the strips of a page that lines up with them.
     fn push_in_place(&self, index: usize, slots: Range<usize>, first_token: usize, buffers: &mut StripBuffers) {
-        let segment = &self.segments[index];
-        let later = self.segments[..self.end].get(index + STRIPS_AHEAD.div_ceil(self.params.page_size / LANES));
+        let segment = &self.list.segments[index];
+        let later = self.list.segments[..self.end].get(index + STRIPS_AHEAD.div_ceil(self.params.page_size / LANES));
         for slot in slots.clone().step_by(LANES) {
             let (keys, values) = self.parts_in_place(segment, slot);
             let (ahead_of_keys, ahead_of_values) =
@@ -188,10 +201,46 @@ impl<'a> TileReader<'a> {
         let (keys, values) = segment.frame.split_at(self.params.layout(segment).key_bytes());
         // Whole strips of elements lie one after the other in every format.
         let place = |format: PageFormat| {
-            let slot_bytes = self.params.head_dim * format.element_bytes();
-            slot * slot_bytes..(slot + LANES) * slot_bytes
+            let start = format.bytes(slot, self.params.head_dim);
+            start..start + format.bytes(LANES, self.params.head_dim)
         };
         (&keys[place(segment.keys)], &values[place(segment.values)])
+    }
+
+    /// Replaces codes by f32 copies of what they stand for.
+    fn decode_codes(&self, buffers: &mut StripBuffers) {
+        let d = self.params.head_dim;
+        let StripBuffers { strips, keys, values, .. } = buffers;
+        if !strips.iter().any(|strip| strip.key_format.is_coded() || strip.value_format.is_coded()) {
+            return;
+        }
+        keys.reserve(strips.len() * LANES * d);
+        values.reserve(strips.len() * LANES * d);
+        let copies = keys.chunks_exact_mut(LANES * d).zip(values.chunks_exact_mut(LANES * d));
+        let mut x = vec![0.0; d];
+        for (strip, (keys, values)) in strips.iter_mut().zip(copies) {
+            if let Some(code) = strip.key_format.code() {
+                let layout = StripLayout { code, head_dim: d };
+                // SAFETY: a coded strip's keys have the bytes of a strip, in a borrowed frame.
+                let bytes = unsafe { std::slice::from_raw_parts(strip.keys, layout.bytes()) };
+                for lane in 0..LANES {
+                    decode(layout, Part::Keys, self.list.constants, bytes, lane, &mut x);
+                    keys[lane..].iter_mut().step_by(LANES).zip(&x).for_each(|(to, from)| *to = *from);
+                }
+                (strip.key_format, strip.keys) = (PageFormat::F32, keys.as_ptr().cast());
+                strip.ahead_of_keys = strip.keys;
+            }
+            if let Some(code) = strip.value_format.code().filter(|_| self.parts == Parts::KeysAndValues) {
+                let layout = StripLayout { code, head_dim: d };
+                // SAFETY: as for the keys.
+                let bytes = unsafe { std::slice::from_raw_parts(strip.values, layout.bytes()) };
+                for (lane, value) in values.chunks_exact_mut(d).enumerate() {
+                    decode(layout, Part::Values, None, bytes, lane, value);
+                }
+                (strip.value_format, strip.values) = (PageFormat::F32, values.as_ptr().cast());
+                strip.ahead_of_values = strip.values;
+            }
+        }
     }
 
     /// Replaces keys and values of two bytes an element by f32 copies.
@@ -233,7 +282,7 @@ impl<'a> TileReader<'a> {
         values.reserve(TILE as usize * padded);
         page.reserve(part_len);
 
-        decode(simd, segment.keys, key_bytes, &mut page[..part_len]);
+        decode_elements(simd, segment.keys, key_bytes, &mut page[..part_len]);
         for slot in slots.clone() {
             let position = u64::from(segment.position) + slot as u64;
             let lane = (position % LANES as u64) as usize;
@@ -261,7 +310,7 @@ impl<'a> TileReader<'a> {
         if self.parts == Parts::KeysOnly {
             return;
         }
-        decode(simd, segment.values, value_bytes, &mut page[..part_len]);
+        decode_elements(simd, segment.values, value_bytes, &mut page[..part_len]);
         for slot in slots {
             let position = u64::from(segment.position) + slot as u64;
             let lane = (position % LANES as u64) as usize;
@@ -285,7 +334,7 @@ impl<'a> TileReader<'a> {
     }
 }
 
-/// Copies one part of a strip as f32, in rows, and returns where it is; f32 is not copied but returned.
+/// Copies one part of a strip as f32, in rows, and returns where it is; f32 and codes are not copied but returned.
 ///
 /// `copy` is the room for all elements of the part and the length of its rows: 16 for keys, the head dimension for values.
 fn widen_part<S: Simd>(
@@ -294,21 +343,21 @@ fn widen_part<S: Simd>(
     format: PageFormat,
     (copy, row_len): (&mut [f32], usize),
 ) -> *const u8 {
-    if format == PageFormat::F32 {
+    if format == PageFormat::F32 || format.is_coded() {
         return part;
     }
     // SAFETY: a strip's part has as many elements as its copy, in a borrowed frame (see `TileReader::read`).
     let from = unsafe { std::slice::from_raw_parts(part, 2 * copy.len()) };
     let to = &mut *copy;
     match format {
-        PageFormat::F32 | PageFormat::F16 => simd.vectorize(Widen { from, to }),
         PageFormat::Bf16 => simd.vectorize(WidenPairs { from, to, row_len }),
+        _ => simd.vectorize(Widen { from, to }),
     }
     copy.as_ptr().cast()
 }
 
 /// Elements of one part of a page as f32, where they are.
-fn decode<S: Simd>(simd: S, format: PageFormat, bytes: &[u8], out: &mut [f32]) {
+fn decode_elements<S: Simd>(simd: S, format: PageFormat, bytes: &[u8], out: &mut [f32]) {
     match format {
         PageFormat::F32 => {
             let (elements, _) = bytes.as_chunks();
@@ -319,6 +368,7 @@ fn decode<S: Simd>(simd: S, format: PageFormat, bytes: &[u8], out: &mut [f32]) {
             let (elements, _) = bytes.as_chunks();
             out.iter_mut().zip(elements).for_each(|(out, element)| *out = bf16::from_ne_bytes(*element).to_f32());
         }
+        coded => unreachable!("{coded:?} has no elements"),
     }
 }
 

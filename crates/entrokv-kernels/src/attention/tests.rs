@@ -2,6 +2,8 @@
 
 use std::num::NonZeroUsize;
 
+mod coded;
+
 use super::*;
 use crate::isa::Isa;
 
@@ -98,7 +100,7 @@ impl Cache {
 
     fn span(&self, first_row: usize, num_rows: usize, first_position: u32, tap: Tap) -> AttentionSpan<'_> {
         let segments = self.pages.iter().map(|list| list.iter().map(Page::segment).collect()).collect();
-        AttentionSpan { first_row, num_rows, first_position, segments, tap }
+        AttentionSpan { first_row, num_rows, first_position, segments, constants: Vec::new(), tap }
     }
 
     fn column_sums(&self) -> Vec<Vec<f32>> {
@@ -378,7 +380,7 @@ fn evicted_is_masked_for_any_set_of_pages() {
                 let layout = layout(&params, page.keys, page.values);
                 for slot in 0..page.len as usize {
                     let (mut k, mut v) = (vec![0.0; d], vec![0.0; d]);
-                    layout.read_token(&page.frame, slot, &mut k, &mut v);
+                    layout.read_token(&page.frame, slot, None, &mut k, &mut v);
                     k[0] = if *kept || !any_kept { 0.0 } else { -30_000.0 };
                     layout.write_token(&mut page.frame, slot, &k, &v);
                 }
@@ -456,7 +458,7 @@ fn a_single_token_gets_its_value() {
         let params = params(3, 1, 64, 16);
         let cache = Cache::new(&mut random, params, 1, &[PageFormat::F32]);
         let (mut k, mut v) = (vec![0.0; 64], vec![0.0; 64]);
-        layout(&params, PageFormat::F32, PageFormat::F32).read_token(&cache.pages[0][0].frame, 0, &mut k, &mut v);
+        layout(&params, PageFormat::F32, PageFormat::F32).read_token(&cache.pages[0][0].frame, 0, None, &mut k, &mut v);
         let tap = Tap::Rows { from_row: 0, out: Vec::new() };
         let (out, tap) = run(&compute(isa, 1), &cache, &random.normals(3 * 64), 0, tap);
         assert_eq!(out, v.repeat(3));

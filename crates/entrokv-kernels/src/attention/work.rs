@@ -8,6 +8,7 @@
 use std::ops::Range;
 
 use super::{AttentionParams, AttentionSpan, Segment, TILE, Tap};
+use crate::codes::KeyConstants;
 use crate::disjoint::DisjointMut;
 use crate::simd::LANES;
 
@@ -27,6 +28,8 @@ pub(super) struct SpanWork<'a> {
     pub(super) first_position: u64,
     /// Per KV head.
     pub(super) segments: &'a [Vec<Segment<'a>>],
+    /// Per KV head, or empty.
+    pub(super) constants: &'a [Option<&'a KeyConstants>],
     /// Per KV head, the number of tokens before each segment; empty without a tap.
     pub(super) first_tokens: Vec<Vec<usize>>,
     /// Per KV head, the number of tokens.
@@ -44,13 +47,15 @@ pub(super) enum TapWork<'a> {
 impl<'a> SpanWork<'a> {
     /// Takes `span` apart and sizes its tap. Tapped rows start as scores of minus infinity.
     pub(super) fn new(params: &AttentionParams, span: &'a mut AttentionSpan<'_>) -> Self {
-        let AttentionSpan { first_row, num_rows, first_position, segments, tap } = span;
+        let AttentionSpan { first_row, num_rows, first_position, segments, constants, tap } = span;
         let segments: &'a [Vec<Segment<'a>>] = segments;
+        let constants: &'a [Option<&'a KeyConstants>] = constants;
         let mut work = SpanWork {
             first_row: *first_row,
             num_rows: *num_rows,
             first_position: u64::from(*first_position),
             segments,
+            constants,
             first_tokens: Vec::new(),
             num_tokens: Vec::new(),
             tap: TapWork::None,

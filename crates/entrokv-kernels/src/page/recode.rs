@@ -1,0 +1,326 @@
+//! One page's elements stored again in another format.
+
+use thiserror::Error;
+
+use super::{LayoutError, PageFormat, PageLayout, read, write};
+use crate::codes::encode::{Columns, EncodeStrip};
+use crate::codes::packing::{Part, StripLayout};
+use crate::codes::{Code, KeyConstants};
+use crate::isa::Isa;
+use crate::simd::{Kernel, LANES, Simd, dispatch};
+
+/// Stores the first `len` tokens of `frame`, a page of `from`, to `out`, a page of `to`: elements in any format, codes only
+/// as the same codes, because rounding twice is worse than rounding once. Keys and values go their own ways.
+///
+/// `constants` are needed to make rotated codes of keys. Slots from `len` on hold zeros in coded parts and what `out` held
+/// in others.
+///
+/// # Errors
+/// What [`RecodeError`] lists; `out` is untouched then.
+///
+/// # Panics
+/// If `frame` or `out` is not as long as its layout says, or `len` is more than the page size.
+pub fn recode(
+    isa: Isa,
+    from: &PageLayout,
+    frame: &[u8],
+    to: &PageLayout,
+    out: &mut [u8],
+    len: usize,
+    constants: Option<&KeyConstants>,
+) -> Result<(), RecodeError> {
+    check(from, to, constants)?;
+    assert!(frame.len() == from.bytes() && out.len() == to.bytes(), "frames of {from:?} and {to:?}");
+    assert!(len <= from.page_size, "{len} tokens in a page of {}", from.page_size);
+    let (keys, values) = frame.split_at(from.key_bytes());
+    let (out_keys, out_values) = out.split_at_mut(to.key_bytes());
+    let part = |part, bytes: &[u8], out: &mut [u8]| {
+        let (from_format, to_format) = match part {
+            Part::Keys => (from.keys, to.keys),
+            Part::Values => (from.values, to.values),
+        };
+        match to_format.code() {
+            _ if from_format == to_format => out.copy_from_slice(bytes),
+            Some(code) => dispatch(isa, EncodePart { from, part, bytes, code, out, len, constants }),
+            None => convert(from, to, part, bytes, out, len),
+        }
+    };
+    part(Part::Keys, keys, out_keys);
+    part(Part::Values, values, out_values);
+    Ok(())
+}
+
+fn check(from: &PageLayout, to: &PageLayout, constants: Option<&KeyConstants>) -> Result<(), RecodeError> {
+    if (from.page_size, from.head_dim) != (to.page_size, to.head_dim) {
+        return Err(RecodeError::Shape { from: *from, to: *to });
+    }
+    from.validate()?;
+    to.validate()?;
+    for (from, to) in [(from.keys, to.keys), (from.values, to.values)] {
+        if from.is_coded() && from != to {
+            return Err(RecodeError::FromCodes { from, to });
+        }
+    }
+    if to.keys.is_rotated() && !from.keys.is_coded() {
+        let got = constants.ok_or(RecodeError::NoConstants { to: to.keys })?.head_dim();
+        if got != to.head_dim {
+            return Err(RecodeError::Constants { got, want: to.head_dim });
+        }
+    }
+    Ok(())
+}
+
+/// Stores elements as elements of another format.
+fn convert(from: &PageLayout, to: &PageLayout, part: Part, bytes: &[u8], out: &mut [u8], len: usize) {
+    let mut x = vec![0.0; from.head_dim];
+    for slot in 0..len {
+        match part {
+            Part::Keys => {
+                read(from.keys, bytes, &mut x, |i| from.key_place(slot, i));
+                write(to.keys, out, &x, |i| to.key_place(slot, i));
+            }
+            Part::Values => {
+                read(from.values, bytes, &mut x, |i| from.value_place(slot, i));
+                write(to.values, out, &x, |i| to.value_place(slot, i));
+            }
+        }
+    }
+}
+
+/// Makes codes of one part of a page of elements.
+struct EncodePart<'a> {
+    from: &'a PageLayout,
+    part: Part,
+    bytes: &'a [u8],
+    code: Code,
+    out: &'a mut [u8],
+    len: usize,
+    constants: Option<&'a KeyConstants>,
+}
+
+impl Kernel for EncodePart<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let EncodePart { from, part, bytes, code, out, len, constants } = self;
+        let layout = StripLayout { code, head_dim: from.head_dim };
+        let mut columns = Columns::new();
+        for (strip, out) in out.chunks_exact_mut(layout.bytes()).enumerate() {
+            let first = strip * LANES;
+            if first >= len {
+                out.fill(0);
+                continue;
+            }
+            let x = columns.x(from.head_dim);
+            match part {
+                Part::Keys => read_columns(s, from.keys, bytes, x, |lane, i| from.key_place(first + lane, i)),
+                Part::Values => read_columns(s, from.values, bytes, x, |lane, i| from.value_place(first + lane, i)),
+            }
+            for x in x {
+                x[(len - first).min(LANES)..].fill(0.0);
+            }
+            s.vectorize(EncodeStrip { layout, part, constants, columns: &mut columns, strip: out });
+        }
+    }
+}
+
+/// Loads 16 vectors, element `i` of vector `lane` from `place(lane, i)`, to `x` `[head_dim, 16]`.
+#[inline(always)]
+fn read_columns<S: Simd>(
+    s: S,
+    format: PageFormat,
+    bytes: &[u8],
+    x: &mut [[f32; LANES]],
+    place: impl Fn(usize, usize) -> usize,
+) {
+    let halves = |i: usize| -> [u16; LANES] {
+        let (elements, _) = bytes.as_chunks::<2>();
+        std::array::from_fn(|lane| u16::from_ne_bytes(elements[place(lane, i)]))
+    };
+    for (i, x) in x.iter_mut().enumerate() {
+        match format {
+            PageFormat::F32 => {
+                let (elements, _) = bytes.as_chunks::<4>();
+                *x = std::array::from_fn(|lane| f32::from_ne_bytes(elements[place(lane, i)]));
+            }
+            PageFormat::F16 => {
+                // SAFETY: 16 f16.
+                let wide = unsafe { s.load_f16_ptr(halves(i).as_ptr()) };
+                s.store(x, wide);
+            }
+            PageFormat::Bf16 => *x = halves(i).map(|bits| f32::from_bits(u32::from(bits) << 16)),
+            coded => unreachable!("{coded:?} has no elements"),
+        }
+    }
+}
+
+/// Why a page cannot be stored in another format.
+#[derive(Clone, Debug, PartialEq, Error)]
+pub enum RecodeError {
+    /// There are no such pages.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// The pages differ in more than their formats.
+    #[error("a page cannot be stored in another shape: {from:?} as {to:?}")]
+    Shape {
+        /// The page there is.
+        from: PageLayout,
+        /// The page asked for.
+        to: PageLayout,
+    },
+    /// Codes are made from elements only.
+    #[error("{from:?} codes cannot be stored as {to:?}")]
+    FromCodes {
+        /// The codes there are.
+        from: PageFormat,
+        /// The format asked for.
+        to: PageFormat,
+    },
+    /// Rotated codes of keys are relative to their constants.
+    #[error("{to:?} keys need a centre and a channel scale")]
+    NoConstants {
+        /// The format asked for.
+        to: PageFormat,
+    },
+    /// The constants of another head dimension.
+    #[error("key constants of {got} channels for a head dimension of {want}")]
+    Constants {
+        /// Channels of the constants.
+        got: usize,
+        /// The head dimension.
+        want: usize,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE_SIZE: usize = 32;
+    const HEAD_DIM: usize = 64;
+
+    fn layout(keys: PageFormat, values: PageFormat) -> PageLayout {
+        PageLayout { keys, values, page_size: PAGE_SIZE, head_dim: HEAD_DIM }
+    }
+
+    fn constants() -> KeyConstants {
+        let channel = |i: usize| ((i * 29 % 17) as f32 - 8.0) * 0.4;
+        let scale = (0..HEAD_DIM).map(|i| 1.0 + 0.2 * channel(i).abs()).collect();
+        KeyConstants::new((0..HEAD_DIM).map(channel).collect(), scale)
+    }
+
+    /// Something like noise, between -2 and 2.
+    fn element(slot: usize, i: usize, part: usize) -> f32 {
+        let hash = (slot * 1009 + i * 31 + part * 7).wrapping_mul(0x9e37_79b9) >> 7;
+        (hash % 4001) as f32 / 1000.0 - 2.0
+    }
+
+    fn page(format: PageFormat) -> Vec<u8> {
+        let layout = layout(format, format);
+        let mut frame = vec![0xff; layout.bytes()];
+        for slot in 0..PAGE_SIZE {
+            let [k, v] = [0, 1].map(|part| (0..HEAD_DIM).map(|i| element(slot, i, part)).collect::<Vec<_>>());
+            layout.write_token(&mut frame, slot, &k, &v);
+        }
+        frame
+    }
+
+    fn token(layout: &PageLayout, frame: &[u8], slot: usize) -> (Vec<f32>, Vec<f32>) {
+        let (mut k, mut v) = (vec![0.0; HEAD_DIM], vec![0.0; HEAD_DIM]);
+        layout.read_token(frame, slot, Some(&constants()), &mut k, &mut v);
+        (k, v)
+    }
+
+    /// The largest error of a vector allowed, relative to its length. Those of rotated codes are more than twice those of
+    /// normal vectors: single vectors scatter, and the constants here are no moments of these keys.
+    fn tolerance(format: PageFormat) -> f32 {
+        match format {
+            PageFormat::F32 => 0.0,
+            PageFormat::F16 => 5e-4,
+            PageFormat::Bf16 => 4e-3,
+            PageFormat::Q8_0 => 6e-3,
+            PageFormat::Tq4 => 0.25,
+            PageFormat::Tq3 => 0.45,
+            PageFormat::Tq2 => 0.8,
+        }
+    }
+
+    #[test]
+    fn pages_keep_their_tokens_in_every_pair_of_formats() {
+        for from in [PageFormat::F32, PageFormat::F16, PageFormat::Bf16] {
+            let frame = page(from);
+            let from = layout(from, from);
+            for keys in PageFormat::ALL {
+                for values in PageFormat::ALL {
+                    let to = layout(keys, values);
+                    let mut want = None;
+                    for isa in Isa::available() {
+                        let mut out = vec![0xff; to.bytes()];
+                        recode(isa, &from, &frame, &to, &mut out, PAGE_SIZE, Some(&constants())).unwrap();
+                        assert_eq!(want.get_or_insert_with(|| out.clone()), &out, "{isa} {from:?} {to:?}");
+                        for slot in 0..PAGE_SIZE {
+                            let (k, v) = token(&to, &out, slot);
+                            let (from_k, from_v) = token(&from, &frame, slot);
+                            for (format, got, want) in [(keys, k, from_k), (values, v, from_v)] {
+                                let error: f32 = got.iter().zip(&want).map(|(a, b)| (a - b).powi(2)).sum();
+                                let size: f32 = want.iter().map(|x| x.powi(2)).sum();
+                                let got = (error / size).sqrt();
+                                assert!(got <= tolerance(format), "{format:?}, slot {slot}: {got}");
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn codes_stay_as_they_are_and_the_rest_of_a_page_is_zero() {
+        let from = layout(PageFormat::F16, PageFormat::F16);
+        let frame = page(PageFormat::F16);
+        for format in [PageFormat::Q8_0, PageFormat::Tq4, PageFormat::Tq3, PageFormat::Tq2] {
+            let to = layout(format, format);
+            let code = |len| {
+                let mut out = vec![0xff; to.bytes()];
+                recode(Isa::detect(), &from, &frame, &to, &mut out, len, Some(&constants())).unwrap();
+                out
+            };
+            let all = code(PAGE_SIZE);
+            let some = code(5);
+            for slot in 0..5 {
+                assert_eq!(token(&to, &some, slot), token(&to, &all, slot), "{format:?}");
+            }
+            for slot in 5..PAGE_SIZE {
+                assert_eq!(token(&to, &some, slot).1, [0.0; HEAD_DIM], "{format:?}");
+            }
+            let mut again = vec![0xff; to.bytes()];
+            recode(Isa::detect(), &to, &all, &to, &mut again, PAGE_SIZE, None).unwrap();
+            assert_eq!(again, all);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_stored_is_refused() {
+        let f16 = layout(PageFormat::F16, PageFormat::F16);
+        let tq4 = layout(PageFormat::Tq4, PageFormat::Tq4);
+        let refused = |from: &PageLayout, to: &PageLayout, constants: Option<&KeyConstants>| {
+            let mut out = vec![0; to.bytes()];
+            recode(Isa::detect(), from, &vec![0; from.bytes()], to, &mut out, 1, constants).expect_err("a refusal")
+        };
+        let constants = constants();
+        let error = refused(&tq4, &f16, Some(&constants));
+        assert_eq!(error, RecodeError::FromCodes { from: PageFormat::Tq4, to: PageFormat::F16 });
+        let q8 = layout(PageFormat::Tq4, PageFormat::Q8_0);
+        let error = refused(&tq4, &q8, Some(&constants));
+        assert_eq!(error, RecodeError::FromCodes { from: PageFormat::Tq4, to: PageFormat::Q8_0 });
+        assert_eq!(refused(&f16, &tq4, None), RecodeError::NoConstants { to: PageFormat::Tq4 });
+        let narrow = KeyConstants::new(vec![0.0; 32], vec![1.0; 32]);
+        assert_eq!(refused(&f16, &tq4, Some(&narrow)), RecodeError::Constants { got: 32, want: 64 });
+        let other = PageLayout { page_size: 16, ..tq4 };
+        assert_eq!(refused(&f16, &other, None), RecodeError::Shape { from: f16, to: other });
+        let (from, to) = (PageLayout { head_dim: 48, ..f16 }, PageLayout { head_dim: 48, ..tq4 });
+        let error = LayoutError::HeadDim { format: PageFormat::Tq4, got: 48 };
+        assert_eq!(refused(&from, &to, None), RecodeError::Layout(error));
+    }
+}
