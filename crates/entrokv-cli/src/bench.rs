@@ -1,5 +1,7 @@
 //! `entrokv bench`: reading and generating speed on seeded random tokens, and the memory they take.
 
+mod kernels;
+
 use std::fs;
 use std::io::{self, Write};
 
@@ -10,18 +12,25 @@ use serde::Serialize;
 
 use crate::cli::CacheDir;
 use crate::failure::Failure;
-use crate::model_args::{EvictionArgs, ModelArgs};
+use crate::model_args::{EvictionArgs, RunArgs, resolve};
 use crate::progress::Progress;
 
 const EXAMPLES: &str = "\
 Examples:
   entrokv bench -m smollm2-135m --prompt 512,8000 --generate 64 --threads 2
-  entrokv bench -m model.gguf --prompt 8000 --kv-budget 20% --repetitions 5 --json";
+  entrokv bench -m model.gguf --prompt 8000 --kv-budget 20% --repetitions 5 --json
+  entrokv bench --kernels --threads 2";
 
 /// What to measure.
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
 pub(crate) struct BenchArgs {
+    /// A GGUF file, or the name of a pulled model
+    #[arg(short, long, env = "ENTROKV_MODEL", value_name = "MODEL", required_unless_present = "kernels")]
+    model: Option<String>,
+    /// Time each kernel beside what memory and the arithmetic units of this machine can do; needs no model
+    #[arg(long, env = "ENTROKV_KERNELS", value_parser = FalseyValueParser::new())]
+    kernels: bool,
     /// Prompt lengths, comma separated
     #[arg(short, long, env = "ENTROKV_PROMPT_TOKENS", value_name = "N,N", value_delimiter = ',', default_value = "512", visible_alias = "n-prompt", value_parser = clap::value_parser!(u32).range(1..))]
     prompt: Vec<u32>,
@@ -35,7 +44,7 @@ pub(crate) struct BenchArgs {
     #[arg(long, env = "ENTROKV_JSON", value_parser = FalseyValueParser::new())]
     json: bool,
     #[command(flatten)]
-    model: ModelArgs,
+    run: RunArgs,
     #[command(flatten)]
     eviction: EvictionArgs,
 }
@@ -64,9 +73,17 @@ struct Row {
 
 /// Runs the command.
 pub(crate) fn run(args: &BenchArgs, cache: &CacheDir) -> Result<(), Failure> {
+    match &args.model {
+        _ if args.kernels => kernels::run(&args.run, args.json),
+        Some(model) => run_model(args, model, cache),
+        None => Err(Failure::Usage("bench needs --model or --kernels".to_string())),
+    }
+}
+
+fn run_model(args: &BenchArgs, model: &str, cache: &CacheDir) -> Result<(), Failure> {
     let eviction = args.eviction.options()?;
-    let options = args.model.run.options();
-    let mut model = args.model.open(cache)?;
+    let options = args.run.options();
+    let mut model = args.run.open(&resolve(model, cache)?)?;
     let vocab = model.tokenizer.vocab_size() as u64;
     let mut report = Report {
         cpu: cpu_name(),

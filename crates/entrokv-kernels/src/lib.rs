@@ -19,5 +19,6 @@ pub mod norm;
 pub mod page;
 pub mod rope;
 mod simd;
+pub mod speed;
 pub mod threads;
 pub mod weight_type;

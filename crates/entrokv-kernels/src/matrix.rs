@@ -13,7 +13,7 @@ use crate::compute::Compute;
 use crate::dequantize::{BlockFormat, dequantize, with_block_format};
 use crate::weight_type::WeightType;
 
-use memory::Memory;
+pub(crate) use memory::Memory;
 use packing::Packing;
 
 /// Rows that a tile interleaves: the f32 lanes of the widest vector.

@@ -207,3 +207,19 @@ fn the_demo_is_right_with_a_fifth_of_the_cache() {
     assert_eq!(rows[1]["bytes_budget"], pages * 90 * 4096);
     assert_eq!(rows[1]["bytes_held"], rows[1]["bytes_budget"]);
 }
+
+#[test]
+fn bench_times_every_kernel_without_a_model() {
+    let json = Bench::new().run(&["bench", "--kernels", "--json"], "").json();
+    has_keys(&json, &["cpu", "isa", "threads", "machine", "kernels"]);
+    is_positive(&json["machine"], &["read_gb_per_s", "f32_gop_per_s", "int8_gop_per_s"]);
+    let kernels = json["kernels"].as_array().unwrap();
+    for kernel in kernels {
+        has_keys(kernel, &["kernel", "shape", "gop_per_s", "bound", "share_of_bound"]);
+        is_positive(kernel, &["seconds", "gb_per_s"]);
+    }
+    let of =
+        |start: &str| kernels.iter().filter(|kernel| kernel["kernel"].as_str().unwrap().starts_with(start)).count();
+    assert_eq!(of("matmul "), 26, "13 types of weights, one token and many");
+    assert!(of("attention ") >= 4);
+}

@@ -8,11 +8,11 @@ use memmap2::MmapMut;
 
 /// Zeroed memory that starts on an OS page, hence on a cache line.
 #[derive(Debug)]
-pub(super) struct Memory(MmapMut);
+pub(crate) struct Memory(MmapMut);
 
 impl Memory {
     /// `bytes` bytes of zeros, `bytes > 0`.
-    pub(super) fn zeroed(bytes: usize) -> io::Result<Memory> {
+    pub(crate) fn zeroed(bytes: usize) -> io::Result<Memory> {
         let map = MmapMut::map_anon(bytes)?;
         #[cfg(target_os = "linux")]
         {
@@ -22,11 +22,11 @@ impl Memory {
         Ok(Memory(map))
     }
 
-    pub(super) fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         &self.0
     }
 
-    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.0
     }
 }
