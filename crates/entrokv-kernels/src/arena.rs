@@ -10,6 +10,9 @@ use std::ops::Range;
 
 use memmap2::{MmapMut, MmapOptions};
 
+use crate::disjoint::DisjointMut;
+use crate::threads::Threads;
+
 /// An anonymous reservation, zero until written.
 pub struct Arena {
     /// `None` for an empty reservation, which `mmap` refuses.
@@ -58,6 +61,25 @@ impl Arena {
     pub fn bytes_mut(&mut self, range: Range<u64>) -> &mut [u8] {
         let range = self.checked(range);
         self.map.as_mut().map_or(&mut [], |map| &mut map[range])
+    }
+
+    /// Runs `task(index, bytes)` for the bytes of each of `ranges`, in any order and on all `threads`.
+    ///
+    /// # Panics
+    /// If a range is not inside the reservation, or two overlap.
+    pub fn for_each_range(&mut self, threads: &Threads, ranges: &[Range<u64>], task: impl Fn(usize, &mut [u8]) + Sync) {
+        let mut ascending: Vec<Range<usize>> = ranges.iter().map(|range| self.checked(range.clone())).collect();
+        ascending.sort_unstable_by_key(|range| (range.start, range.end));
+        for pair in ascending.windows(2) {
+            assert!(pair[0].end <= pair[1].start, "{:?} and {:?} overlap", pair[0], pair[1]);
+        }
+        let bytes = DisjointMut::new(self.map.as_mut().map_or(&mut [][..], |map| &mut map[..]));
+        threads.for_each(ranges.len(), |index| {
+            let Range { start, end } = ranges[index];
+            // SAFETY: no two ranges overlap (checked above), and every index is run once. No truncation: the range was checked
+            // to be inside the map.
+            task(index, unsafe { bytes.part(start as usize..end as usize) });
+        });
     }
 
     /// Gives the memory of every whole page of the operating system inside `range` back to it; these bytes read as zero
@@ -164,6 +186,25 @@ mod tests {
         arena.release(0..10);
         arena.release(4 * page..4 * page);
         assert_eq!(arena.bytes(0..1), [1]);
+    }
+
+    #[test]
+    fn threads_write_ranges_in_any_order() {
+        let mut arena = Arena::reserve(100).unwrap();
+        let threads = Threads::new(std::num::NonZeroUsize::new(3).unwrap());
+        let ranges: Vec<_> = (0..10).rev().map(|i| 10 * i..10 * i + 9).collect();
+        arena.for_each_range(&threads, &ranges, |index, bytes| bytes.fill(index as u8 + 1));
+        for (at, byte) in arena.bytes(0..100).iter().enumerate() {
+            assert_eq!(*byte, if at % 10 == 9 { 0 } else { 10 - at as u8 / 10 }, "byte {at}");
+        }
+        Arena::reserve(0).unwrap().for_each_range(&threads, &[], |_, _| unreachable!("there is no range"));
+    }
+
+    #[test]
+    #[should_panic(expected = "3..6 and 5..9 overlap")]
+    fn ranges_that_overlap_panic() {
+        let threads = Threads::new(std::num::NonZeroUsize::MIN);
+        Arena::reserve(10).unwrap().for_each_range(&threads, &[5..9, 0..1, 3..6], |_, _| ());
     }
 
     #[test]

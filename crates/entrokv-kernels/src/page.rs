@@ -14,8 +14,10 @@
 //! Slots that were never written hold whatever the frame held before; who reads a page knows how many are filled.
 
 mod recode;
+mod rows;
 
 pub use recode::{RecodeError, recode};
+pub use rows::TokenRows;
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};

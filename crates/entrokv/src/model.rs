@@ -19,7 +19,7 @@ use entrokv_kernels::norm::{rms_norm, rms_norm_in_place};
 use entrokv_kernels::rope::{RopeAngles, rope};
 
 use crate::config::{FeedForward, ModelConfig};
-use crate::store::Store;
+use crate::store::{NewTokens, Store};
 use crate::weights::{LayerWeights, Projection, Weights};
 
 /// What a batch wants to know of one sequence's rows.
@@ -209,7 +209,8 @@ impl Decoder {
         let mut row = 0;
         for span in batch {
             let rows = row * kv_width..(row + span.tokens.len()) * kv_width;
-            store.write(span.cache, index as u32, span.first_position, &k[rows.clone()], &v[rows]);
+            let tokens = NewTokens { first_position: span.first_position, k: &k[rows.clone()], v: &v[rows] };
+            store.write(compute, span.cache, index as u32, tokens);
             row += span.tokens.len();
         }
 

@@ -19,7 +19,8 @@
 //! a fixed order: equal seeds, logits and histories give equal tokens. The exponential is the platform's, so across
 //! platforms a draw could differ if it fell within an ulp of a boundary.
 //!
-//! **Cost.** O(vocabulary) a token: top-k selects and does not sort, top-p ranks only as far as its mass reaches.
+//! **Cost.** O(vocabulary) a token. Greedy choice and top-k read the logits in vectors and rank no more of them than could
+//! be kept; top-p ranks only as far as its mass reaches, but weighs every token that top-k left.
 
 mod candidates;
 mod options;
@@ -30,7 +31,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha12Rng;
 use thiserror::Error;
 
-use self::candidates::Candidates;
+use self::candidates::{BLOCK, Candidates, largest};
 pub use self::options::{OptionError, SamplingOptions};
 
 /// Chooses tokens for one sequence.
@@ -95,12 +96,12 @@ impl Sampler {
         if self.options.temperature == 0.0 {
             return likeliest(logits).ok_or(nothing_left);
         }
-        self.candidates.load(logits);
+        match self.options.top_k {
+            0 => self.candidates.load(logits),
+            k => self.candidates.load_top_k(logits, k),
+        }
         if self.candidates.is_empty() {
             return Err(nothing_left);
-        }
-        if self.options.top_k > 0 {
-            self.candidates.keep_top_k(self.options.top_k);
         }
         if self.options.top_p < 1.0 {
             self.candidates.keep_top_p(self.options.top_p);
@@ -140,9 +141,20 @@ impl Sampler {
 }
 
 /// Sets NaN and plus infinity to minus infinity and returns how many there were.
+///
+/// Every logit is written, broken or not: without a branch the compiler makes vectors of it.
 fn ban_broken(logits: &mut [f32]) -> usize {
-    let broken = logits.iter_mut().filter(|logit| logit.is_nan() || **logit == f32::INFINITY);
-    broken.map(|logit| *logit = f32::NEG_INFINITY).count()
+    let mut num_broken = 0;
+    for block in logits.chunks_mut(BLOCK) {
+        let mut num_broken_here = 0u32;
+        for logit in block {
+            let is_logit = *logit < f32::INFINITY;
+            *logit = if is_logit { *logit } else { f32::NEG_INFINITY };
+            num_broken_here += u32::from(!is_logit);
+        }
+        num_broken += num_broken_here as usize;
+    }
+    num_broken
 }
 
 /// Changes a logit, keeping it finite: only a ban makes minus infinity, and nothing lifts it.
@@ -150,15 +162,18 @@ fn unless_banned(logit: f32, change: impl Fn(f32) -> f32) -> f32 {
     if logit == f32::NEG_INFINITY { logit } else { change(logit).clamp(f32::MIN, f32::MAX) }
 }
 
-/// Returns the token with the largest logit above minus infinity, of equals the lowest.
+/// Returns the token with the largest logit above minus infinity, of equals the lowest. Logits are not NaN.
 fn likeliest(logits: &[f32]) -> Option<u32> {
-    let mut best: Option<(u32, f32)> = None;
-    for (id, &logit) in (0u32..).zip(logits) {
-        if logit > best.map_or(f32::NEG_INFINITY, |(_, most)| most) {
-            best = Some((id, logit));
+    // The first block that holds the largest, then the largest's first place in it.
+    let mut best = (f32::NEG_INFINITY, &logits[..0], 0);
+    for (number, block) in logits.chunks(BLOCK).enumerate() {
+        let largest = largest(block);
+        if largest > best.0 {
+            best = (largest, block, number * BLOCK);
         }
     }
-    best.map(|(id, _)| id)
+    let (largest, block, first) = best;
+    block.iter().position(|logit| *logit == largest).map(|at| (first + at) as u32)
 }
 
 /// Maps 64 random bits to [0, 1): the upper 53, every f64 step equally likely.
@@ -237,6 +252,12 @@ mod tests {
         assert_eq!(greedy(&[1.0, 3.0, 3.0]), Ok(1));
         assert_eq!(greedy(&[-0.0, 0.0]), Ok(0));
         assert_eq!(greedy(&[BAN, f32::MIN]), Ok(1));
+        // Equals in several blocks and in one.
+        let mut many = vec![0.0; 3 * BLOCK + 5];
+        for at in [3 * BLOCK + 1, 2 * BLOCK + 9, 2 * BLOCK + 7] {
+            many[at] = 1.0;
+            assert_eq!(greedy(&many), Ok(at as u32));
+        }
     }
 
     #[test]

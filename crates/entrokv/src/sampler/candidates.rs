@@ -6,6 +6,20 @@
 
 use std::cmp::Ordering;
 
+/// Logits that are looked at together: 16 comparisons of 16 lanes.
+pub(super) const BLOCK: usize = 256;
+
+/// The largest of `logits`, which are not NaN; minus infinity of none.
+pub(super) fn largest(logits: &[f32]) -> f32 {
+    // Lanes of their own, so that the compiler may use vectors: one running maximum would be a chain of dependent steps.
+    let (whole, rest) = logits.as_chunks::<16>();
+    let mut lanes = [f32::NEG_INFINITY; 16];
+    for logits in whole {
+        lanes = std::array::from_fn(|i| if logits[i] > lanes[i] { logits[i] } else { lanes[i] });
+    }
+    lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |a, &b| if b > a { b } else { a })
+}
+
 /// A token and its logit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Candidate {
@@ -15,6 +29,11 @@ pub(super) struct Candidate {
 }
 
 impl Candidate {
+    /// Adding zero turns -0 into +0.
+    fn new(id: u32, logit: f32) -> Self {
+        Self { id, logit: logit + 0.0 }
+    }
+
     /// Likelier first, of equals the lower id.
     fn rank(&self, other: &Self) -> Ordering {
         other.logit.total_cmp(&self.logit).then(self.id.cmp(&other.id))
@@ -32,8 +51,28 @@ impl Candidates {
     pub(super) fn load(&mut self, logits: &[f32]) {
         self.list.clear();
         let allowed = (0u32..).zip(logits).filter(|(_, logit)| **logit > f32::NEG_INFINITY);
-        // Adding zero turns -0 into +0.
-        self.list.extend(allowed.map(|(id, &logit)| Candidate { id, logit: logit + 0.0 }));
+        self.list.extend(allowed.map(|(id, &logit)| Candidate::new(id, logit)));
+    }
+
+    /// [`Self::load`], then [`Self::keep_top_k`], without a list of the whole vocabulary.
+    ///
+    /// Of the blocks' largest logits the `k`-th largest is a floor: as many blocks hold a logit that is not below it, so
+    /// none of the `k` likeliest is. What is not below it is usually little more than `k` tokens.
+    pub(super) fn load_top_k(&mut self, logits: &[f32], k: usize) {
+        self.list.clear();
+        let largest: Vec<f32> = logits.chunks(BLOCK).map(largest).collect();
+        let floor = match k.max(1) {
+            k if k <= largest.len() => *largest.clone().select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a)).1,
+            _ => f32::NEG_INFINITY,
+        };
+        for ((block, largest), number) in logits.chunks(BLOCK).zip(largest).zip(0u32..) {
+            if largest >= floor {
+                let above = |logit: f32| logit >= floor && logit > f32::NEG_INFINITY;
+                let candidates = (number * BLOCK as u32..).zip(block).filter(|(_, logit)| above(**logit));
+                self.list.extend(candidates.map(|(id, &logit)| Candidate::new(id, logit)));
+            }
+        }
+        self.keep_top_k(k);
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -157,6 +196,13 @@ mod tests {
     }
 
     #[test]
+    fn a_wholly_banned_vocabulary_leaves_no_candidate() {
+        let mut candidates = Candidates::default();
+        candidates.load_top_k(&[f32::NEG_INFINITY; 3 * BLOCK], 2);
+        assert!(candidates.is_empty());
+    }
+
+    #[test]
     fn cuts_by_hand() {
         // Probabilities 1/2, 1/4, 1/8, 1/8.
         let logits = [8f32.ln(), 4f32.ln() + 1e-6, 2f32.ln() + 1e-6, 2f32.ln()].map(|x| x - 3.0);
@@ -209,6 +255,20 @@ mod tests {
             let mut candidates = loaded(&logits);
             candidates.keep_top_k(k);
             prop_assert_eq!(ids(&candidates), &ranked(&logits)[..k.min(logits.len())]);
+        }
+
+        #[test]
+        fn loading_the_top_k_equals_loading_all_and_keeping_them(
+            mut logits in prop::collection::vec((-40i8..40).prop_map(|x| f32::from(x) / 4.0), 1..3000),
+            banned in prop::collection::vec(any::<prop::sample::Index>(), 0..100),
+            k in 1usize..30,
+        ) {
+            banned.iter().for_each(|at| *at.get_mut(&mut logits) = f32::NEG_INFINITY);
+            let mut want = loaded(&logits);
+            want.keep_top_k(k);
+            let mut got = Candidates::default();
+            got.load_top_k(&logits, k);
+            prop_assert_eq!(got.list(), want.list());
         }
 
         #[test]
