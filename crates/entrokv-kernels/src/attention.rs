@@ -18,6 +18,7 @@
 
 mod aligned;
 mod block;
+mod coded;
 #[cfg(test)]
 mod naive;
 mod product;
@@ -163,6 +164,7 @@ pub fn paged_attention(
     scratch.resize_with(threads.num_threads().min(work.items.len()).max(1), Scratch::default);
     {
         let call = Call {
+            isa: compute.isa,
             params,
             spans: &spans,
             blocks: &work.blocks,
@@ -181,6 +183,7 @@ pub fn paged_attention(
     }
     if sums_columns {
         let call = Call {
+            isa: compute.isa,
             params,
             spans: &spans,
             blocks: &work.blocks,

@@ -266,6 +266,7 @@ impl Simd for Scalar {
     fn prefetch(self, _: *const u8) {}
 }
 
+pub(crate) mod integers;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 

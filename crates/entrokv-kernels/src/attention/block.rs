@@ -3,17 +3,26 @@
 use std::ops::Range;
 
 use super::aligned::Aligned;
+use super::coded::{
+    AddValues as AddCodedValues, CodedQueries, LoadQueries, MAX_DIRECT_ROWS, RotateBack, RowSums, ScoreStrips,
+    UnpackStrips, Weights,
+};
 use super::product::{SCORE_STRIDE, add_values, columns_per_block, rows_per_block, scores};
 use super::queries::Queries;
 use super::softmax::{Exponentials, Mask, Merge, Normalise, Partial, Probabilities, Sight};
 use super::strip::{List, Parts, Strip, StripBuffers, TileReader};
 use super::work::{Block, Item, SpanWork, Sums, TapWork, kept_tile_len};
 use super::{AttentionParams, TILE};
+use crate::codes::packing::Part;
+use crate::codes::rotation::MAX_LEN;
 use crate::disjoint::DisjointMut;
+use crate::isa::Isa;
+use crate::simd::integers::dispatch_integers;
 use crate::simd::{Kernel, LANES, Simd};
 
 /// What all threads of a call read, and where they write.
 pub(super) struct Call<'a> {
+    pub(super) isa: Isa,
     pub(super) params: &'a AttentionParams,
     pub(super) spans: &'a [SpanWork<'a>],
     pub(super) blocks: &'a [Block],
@@ -35,6 +44,18 @@ pub(super) struct Scratch {
     tile: Aligned,
     merged: Aligned,
     strips: StripBuffers,
+    coded: CodedScratch,
+}
+
+/// What is needed for lists with codes only.
+#[derive(Default)]
+struct CodedScratch {
+    queries: CodedQueries,
+    weights: Weights,
+    /// A run of strips' keys as bytes.
+    keys: Vec<u8>,
+    /// A tile's values as bytes.
+    values: Vec<u8>,
 }
 
 /// The rows of a block: query after query, head after head.
@@ -77,9 +98,17 @@ impl<'a> Rows<'a> {
     }
 
     /// The block's queries, row after row.
-    fn load_queries(&self, queries: &mut Queries) {
+    fn load_queries(&self, queries: &mut Queries, coded: &mut CodedScratch) {
         let rows = (0..self.num_rows).map(|row| &self.call.queries[self.elements(row)]);
         queries.load(self.call.params, rows);
+        let codes = self.block.key_codes;
+        if !codes.is_empty() {
+            let head_dim = self.call.params.head_dim;
+            let constants = self.span.constants.get(self.block.kv_head).copied().flatten();
+            let queries = &queries.scaled[..self.num_rows * head_dim];
+            let out = &mut coded.queries;
+            dispatch_integers(self.call.isa, LoadQueries { queries, head_dim, codes, constants, out });
+        }
     }
 
     /// Room for the block's results in `memory` of [`kept_tile_len`] elements.
@@ -117,11 +146,7 @@ fn reader<'a>(call: &'a Call<'a>, blocks: &'a [Block], parts: Parts, tiles: Rang
     let num_rows = blocks.iter().map(|block| block.num_rows(call.params)).sum();
     let kv_head = first.block.kv_head;
     let first_tokens = first.span.first_tokens.get(kv_head).map_or(&[][..], Vec::as_slice);
-    let list = List {
-        segments: &first.span.segments[kv_head],
-        first_tokens,
-        constants: first.span.constants.get(kv_head).copied().flatten(),
-    };
+    let list = List { segments: &first.span.segments[kv_head], first_tokens };
     TileReader::new(call.params, list, parts, (num_rows, sight), tiles)
 }
 
@@ -140,7 +165,7 @@ impl Kernel for Attend<'_> {
         let Attend { call, item, scratch } = self;
         let rows = Rows::new(call, &call.blocks[item.block]);
         let tile_len = kept_tile_len(call.params, rows.block);
-        rows.load_queries(&mut scratch.queries);
+        rows.load_queries(&mut scratch.queries, &mut scratch.coded);
         scratch.scores.reserve(rows.num_rows * SCORE_STRIDE);
         let block = std::slice::from_ref(rows.block);
         let mut reader = reader(call, block, Parts::KeysAndValues, item.tiles.clone());
@@ -151,7 +176,7 @@ impl Kernel for Attend<'_> {
             for (tile, kept) in item.tiles.clone().zip(kept.chunks_exact_mut(tile_len)) {
                 let strips = reader.read(s, tile, &mut scratch.strips);
                 let into = &mut rows.partial(kept);
-                attend_tile(s, rows, strips, &scratch.queries, &mut scratch.scores, into);
+                attend_tile(s, rows, strips, (&scratch.queries, &mut scratch.coded), &mut scratch.scores, into);
             }
             return;
         }
@@ -162,7 +187,7 @@ impl Kernel for Attend<'_> {
         for tile in item.tiles.clone() {
             let strips = reader.read(s, tile, &mut scratch.strips);
             let into = &mut rows.partial(&mut scratch.tile);
-            attend_tile(s, rows, strips, &scratch.queries, &mut scratch.scores, into);
+            attend_tile(s, rows, strips, (&scratch.queries, &mut scratch.coded), &mut scratch.scores, into);
             s.vectorize(Merge { into: &mut merged, tile: into });
         }
         finish(s, rows, &merged);
@@ -199,7 +224,12 @@ impl Kernel for MergeKept<'_> {
 
 /// Writes a block's rows of the output, their probabilities where tapped, and their statistics.
 fn finish<S: Simd>(s: S, rows: Rows<'_>, merged: &Partial<'_>) {
-    for (row, sums) in merged.sums.chunks_exact(rows.padded_dim).enumerate() {
+    let mut both: RowSums = [[0.0; LANES]; MAX_LEN / LANES];
+    for (row, mut sums) in merged.sums.chunks_exact(rows.padded_dim).enumerate() {
+        if let Some(rotated) = merged.rotated.chunks_exact(rows.padded_dim).nth(row) {
+            s.vectorize(RotateBack { rotated, plain: sums, out: &mut both });
+            sums = &both.as_flattened()[..rows.padded_dim];
+        }
         let (largest, total) = (merged.largest[row], merged.total[row]);
         let elements = rows.elements(row);
         if matches!(rows.span.tap, TapWork::ColumnSums { .. }) {
@@ -223,11 +253,21 @@ fn finish<S: Simd>(s: S, rows: Rows<'_>, merged: &Partial<'_>) {
 }
 
 /// The scores of all rows and strips that some row of their register block sees; others stay what they were.
-fn score_tile<S: Simd>(s: S, rows: Rows<'_>, strips: &[Strip], queries: &Queries, out: &mut [f32]) {
+fn score_tile<S: Simd>(
+    s: S,
+    rows: Rows<'_>,
+    strips: &[Strip],
+    (queries, coded): (&Queries, &mut CodedScratch),
+    out: &mut [f32],
+) {
     let d = rows.call.params.head_dim;
     let rows_per_block = rows_per_block::<S>(rows.num_rows);
     // A panel of strips is read by all rows while it is in the first-level cache.
     for panel in panels(strips, columns_per_block::<S>(rows_per_block)) {
+        let CodedScratch { queries: coded_queries, keys: unpacked, .. } = &mut *coded;
+        let format = strips[panel.start].key_format;
+        let unpacked = (rows.num_rows > MAX_DIRECT_ROWS && format.is_rotated())
+            .then(|| unpack(rows.call.isa, Part::Keys, d, &strips[panel.clone()], unpacked));
         for first in (0..rows.num_rows).step_by(rows_per_block) {
             let num_rows = rows_per_block.min(rows.num_rows - first);
             let seen = block_sight(rows, first, num_rows, strips);
@@ -235,19 +275,34 @@ fn score_tile<S: Simd>(s: S, rows: Rows<'_>, strips: &[Strip], queries: &Queries
             if columns.is_empty() {
                 continue;
             }
-            let queries = &queries.scaled[first * d..(first + num_rows) * d];
             let out = &mut out[first * SCORE_STRIDE + columns.start * LANES..];
+            if format.is_coded() {
+                let scores = ScoreStrips {
+                    queries: coded_queries,
+                    first_row: first,
+                    num_rows,
+                    head_dim: d,
+                    strips: &strips[columns.clone()],
+                    unpacked: unpacked.map(|bytes| &bytes[(columns.start - panel.start) * d * LANES..]),
+                    out,
+                };
+                dispatch_integers(rows.call.isa, scores);
+                continue;
+            }
+            let queries = &queries.scaled[first * d..(first + num_rows) * d];
             // SAFETY: strips fresh from the reader, with `head_dim` as here.
             unsafe { scores(s, queries, d, &strips[columns], out) };
         }
     }
 }
 
-/// Runs of up to `max_len` strips whose keys have one format, as ranges of indices.
+/// Runs of strips whose keys have one format, as ranges of indices; of up to `max_len` strips, unless they are coded: their
+/// kernel cuts runs itself.
 fn panels(strips: &[Strip], max_len: usize) -> impl Iterator<Item = Range<usize>> {
     let mut start = 0;
     std::iter::from_fn(move || {
         let first = strips.get(start)?;
+        let max_len = if first.key_format.is_coded() { strips.len() } else { max_len };
         let len = strips[start..].iter().take(max_len).take_while(|strip| strip.key_format == first.key_format).count();
         start += len;
         Some(start - len..start)
@@ -265,7 +320,7 @@ fn attend_tile<S: Simd>(
     s: S,
     rows: Rows<'_>,
     strips: &[Strip],
-    queries: &Queries,
+    (queries, coded): (&Queries, &mut CodedScratch),
     weights: &mut [f32],
     into: &mut Partial<'_>,
 ) {
@@ -273,7 +328,12 @@ fn attend_tile<S: Simd>(
     if strips.is_empty() {
         return;
     }
-    score_tile(s, rows, strips, queries, weights);
+    score_tile(s, rows, strips, (queries, coded), weights);
+    let head_dim = rows.call.params.head_dim;
+    let has_coded_values = strips.iter().any(|strip| strip.value_format.is_coded());
+    let CodedScratch { weights: integer_weights, values: unpacked, .. } = coded;
+    let unpacked = (rows.num_rows > MAX_DIRECT_ROWS && has_coded_values)
+        .then(|| unpack(rows.call.isa, Part::Values, head_dim, strips, unpacked));
 
     let rows_per_block = rows_per_block::<S>(rows.num_rows);
     for first in (0..rows.num_rows).step_by(rows_per_block) {
@@ -306,11 +366,35 @@ fn attend_tile<S: Simd>(
         let strips = &strips[block_seen.clone()];
         let mut column = first * SCORE_STRIDE + block_seen.start * LANES;
         for run in strips.chunk_by(|a, b| a.value_format == b.value_format) {
-            // SAFETY: strips fresh from the reader, which gives values their stride.
-            unsafe { add_values(s, &weights[column..], run, sums) };
+            if !run[0].value_format.is_coded() {
+                // SAFETY: strips fresh from the reader, which gives values their stride.
+                unsafe { add_values(s, &weights[column..], run, sums) };
+            }
             column += run.len() * LANES;
         }
+        if has_coded_values {
+            let rows_of_sums = first * rows.padded_dim..(first + num_rows) * rows.padded_dim;
+            let rotated = into.rotated.get_mut(rows_of_sums).unwrap_or_default();
+            let values = AddCodedValues {
+                exponentials: &weights[first * SCORE_STRIDE + block_seen.start * LANES..],
+                num_rows,
+                head_dim,
+                strips,
+                unpacked: unpacked.map(|bytes| &bytes[block_seen.start * head_dim * LANES..]),
+                weights: integer_weights,
+                sums,
+                rotated,
+            };
+            dispatch_integers(rows.call.isa, values);
+        }
     }
+}
+
+/// The bytes of one part of strips with codes, in `buffer`.
+fn unpack<'b>(isa: Isa, part: Part, head_dim: usize, strips: &[Strip], buffer: &'b mut Vec<u8>) -> &'b [u8] {
+    buffer.resize(strips.len() * head_dim * LANES, 0);
+    dispatch_integers(isa, UnpackStrips { part, head_dim, strips, out: buffer });
+    buffer
 }
 
 /// Copies masked scores of resident lanes to their tokens of a tapped row that starts at `row_start`.
@@ -362,9 +446,9 @@ impl Kernel for SumColumns<'_> {
         let strips = reader.read(s, item.tile, &mut scratch.strips);
         for block in blocks.iter().filter(|block| block.tiles.contains(&item.tile)) {
             let rows = Rows::new(call, block);
-            rows.load_queries(&mut scratch.queries);
+            rows.load_queries(&mut scratch.queries, &mut scratch.coded);
             scratch.scores.reserve(rows.num_rows * SCORE_STRIDE);
-            score_tile(s, rows, strips, &scratch.queries, &mut scratch.scores);
+            score_tile(s, rows, strips, (&scratch.queries, &mut scratch.coded), &mut scratch.scores);
             for (row, scores) in scratch.scores.chunks_exact_mut(SCORE_STRIDE).take(rows.num_rows).enumerate() {
                 add_probabilities(s, (rows, row), statistics, strips, scores);
             }

@@ -11,9 +11,6 @@ use half::bf16;
 use super::aligned::Aligned;
 use super::softmax::Sight;
 use super::{AttentionParams, Segment, TILE};
-use crate::codes::KeyConstants;
-use crate::codes::encode::decode;
-use crate::codes::packing::{Part, StripLayout};
 use crate::page::PageFormat;
 use crate::simd::{Kernel, LANES, Simd};
 
@@ -92,8 +89,6 @@ pub(super) struct List<'a> {
     pub(super) segments: &'a [Segment<'a>],
     /// Number of tokens before each segment; empty if nobody asks for places.
     pub(super) first_tokens: &'a [usize],
-    /// What rotated keys are relative to.
-    pub(super) constants: Option<&'a KeyConstants>,
 }
 
 /// Reads the tiles of one KV head's list in ascending order.
@@ -160,7 +155,6 @@ impl<'a> TileReader<'a> {
             self.point_to_copies(buffers);
             return &buffers.strips;
         }
-        self.decode_codes(buffers);
         if self.num_rows > MAX_DIRECT_ROWS {
             self.widen(simd, buffers);
         }
@@ -207,48 +201,15 @@ impl<'a> TileReader<'a> {
         (&keys[place(segment.keys)], &values[place(segment.values)])
     }
 
-    /// Replaces codes by f32 copies of what they stand for.
-    fn decode_codes(&self, buffers: &mut StripBuffers) {
-        let d = self.params.head_dim;
-        let StripBuffers { strips, keys, values, .. } = buffers;
-        if !strips.iter().any(|strip| strip.key_format.is_coded() || strip.value_format.is_coded()) {
-            return;
-        }
-        keys.reserve(strips.len() * LANES * d);
-        values.reserve(strips.len() * LANES * d);
-        let copies = keys.chunks_exact_mut(LANES * d).zip(values.chunks_exact_mut(LANES * d));
-        let mut x = vec![0.0; d];
-        for (strip, (keys, values)) in strips.iter_mut().zip(copies) {
-            if let Some(code) = strip.key_format.code() {
-                let layout = StripLayout { code, head_dim: d };
-                // SAFETY: a coded strip's keys have the bytes of a strip, in a borrowed frame.
-                let bytes = unsafe { std::slice::from_raw_parts(strip.keys, layout.bytes()) };
-                for lane in 0..LANES {
-                    decode(layout, Part::Keys, self.list.constants, bytes, lane, &mut x);
-                    keys[lane..].iter_mut().step_by(LANES).zip(&x).for_each(|(to, from)| *to = *from);
-                }
-                (strip.key_format, strip.keys) = (PageFormat::F32, keys.as_ptr().cast());
-                strip.ahead_of_keys = strip.keys;
-            }
-            if let Some(code) = strip.value_format.code().filter(|_| self.parts == Parts::KeysAndValues) {
-                let layout = StripLayout { code, head_dim: d };
-                // SAFETY: as for the keys.
-                let bytes = unsafe { std::slice::from_raw_parts(strip.values, layout.bytes()) };
-                for (lane, value) in values.chunks_exact_mut(d).enumerate() {
-                    decode(layout, Part::Values, None, bytes, lane, value);
-                }
-                (strip.value_format, strip.values) = (PageFormat::F32, values.as_ptr().cast());
-                strip.ahead_of_values = strip.values;
-            }
-        }
-    }
-
     /// Replaces keys and values of two bytes an element by f32 copies.
     fn widen<S: Simd>(&self, simd: S, buffers: &mut StripBuffers) {
         let d = self.params.head_dim;
         let StripBuffers { strips, keys, values, .. } = buffers;
         keys.reserve(strips.len() * LANES * d);
         for (strip, copy) in strips.iter_mut().zip(keys.chunks_exact_mut(LANES * d)) {
+            if strip.key_format.is_coded() {
+                continue;
+            }
             strip.keys = widen_part(simd, strip.keys, strip.key_format, (copy, LANES));
             (strip.key_format, strip.ahead_of_keys) = (PageFormat::F32, strip.keys);
         }
@@ -257,6 +218,9 @@ impl<'a> TileReader<'a> {
         }
         values.reserve(strips.len() * LANES * d);
         for (strip, copy) in strips.iter_mut().zip(values.chunks_exact_mut(LANES * d)) {
+            if strip.value_format.is_coded() {
+                continue;
+            }
             // In-place strips have no padding between value rows.
             strip.values = widen_part(simd, strip.values, strip.value_format, (copy, d));
             (strip.value_format, strip.ahead_of_values) = (PageFormat::F32, strip.values);
@@ -334,7 +298,7 @@ impl<'a> TileReader<'a> {
     }
 }
 
-/// Copies one part of a strip as f32, in rows, and returns where it is; f32 and codes are not copied but returned.
+/// Copies one part of a strip as f32, in rows, and returns where it is; f32 is not copied but returned.
 ///
 /// `copy` is the room for all elements of the part and the length of its rows: 16 for keys, the head dimension for values.
 fn widen_part<S: Simd>(
@@ -343,7 +307,7 @@ fn widen_part<S: Simd>(
     format: PageFormat,
     (copy, row_len): (&mut [f32], usize),
 ) -> *const u8 {
-    if format == PageFormat::F32 || format.is_coded() {
+    if format == PageFormat::F32 {
         return part;
     }
     // SAFETY: a strip's part has as many elements as its copy, in a borrowed frame (see `TileReader::read`).

@@ -7,6 +7,7 @@
 
 use std::ops::Range;
 
+use super::coded::KeyCodes;
 use super::{AttentionParams, AttentionSpan, Segment, TILE, Tap};
 use crate::codes::KeyConstants;
 use crate::disjoint::DisjointMut;
@@ -108,6 +109,8 @@ pub(super) struct Block {
     pub(super) tiles: Range<u64>,
     /// What the list's values ask the sums to be.
     pub(super) sums: Sums,
+    /// What the list's keys ask the queries to be.
+    pub(super) key_codes: KeyCodes,
 }
 
 /// Which weighted sums of values a block keeps.
@@ -155,11 +158,12 @@ impl Work {
             for (kv_head, segments) in span.segments.iter().enumerate() {
                 let rotated = segments.iter().any(|segment| segment.values.is_rotated());
                 let sums = if rotated { Sums::PlainAndRotated } else { Sums::Plain };
+                let key_codes = KeyCodes::of(segments.iter().map(|segment| segment.keys));
                 for first_query in (0..span.num_rows).step_by(queries_per_block) {
                     let num_queries = queries_per_block.min(span.num_rows - first_query);
                     let position = span.first_position + first_query as u64;
                     let tiles = visible_tiles(params, segments, position..position + num_queries as u64);
-                    blocks.push(Block { span: index, kv_head, first_query, num_queries, tiles, sums });
+                    blocks.push(Block { span: index, kv_head, first_query, num_queries, tiles, sums, key_codes });
                 }
             }
         }

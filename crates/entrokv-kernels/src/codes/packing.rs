@@ -6,15 +6,15 @@
 //! product reads as 16 lanes of 4:
 //! - **Keys**: group `g`, byte `4 * lane + i` is dimension `4 g + i` of slot `lane`. Four dimensions meet four elements of
 //!   the query, the score of a slot builds up in its lane.
-//! - **Values**: group `g`, byte `4 * lane + i` is dimension `16 (g / 4) + lane` of slot `4 (g % 4) + i`. Four slots meet
-//!   four weights, the sum of a dimension builds up in its lane.
+//! - **Values**: group `g`, byte `4 * lane + i` is dimension `16 (g % 2) + lane` of slot `4 (g / 2) + i`. Four slots meet
+//!   four weights, the sum of a dimension builds up in its lane; two groups in a row meet the same weights.
 //!
-//! Packed, groups share bytes in planes, as the weights' do ([`crate::matrix::packing`]):
+//! Packed, groups share bytes in planes, so that they come in ascending order:
 //!
 //! | bits | planes of 64 bytes                                                                             |
 //! |------|------------------------------------------------------------------------------------------------|
 //! | 8    | 8: group `g`                                                                                     |
-//! | 4    | 4: group `p` in bits 0-3, group `p + 4` in bits 4-7                                              |
+//! | 4    | 4: group `2 p` in bits 0-3, group `2 p + 1` in bits 4-7                                            |
 //! | 3    | 2: the low two bits of group `4 p + j` in bits `2 j`, `2 j + 1`; 1: the high bit of group `g` in bit `g` |
 //! | 2    | 2: group `4 p + j` in bits `2 j`, `2 j + 1`                                                      |
 //!
@@ -82,13 +82,13 @@ impl StripLayout {
         let dim = dim % BLOCK_LEN;
         let (g, at) = match part {
             Part::Keys => (dim / 4, 4 * slot + dim % 4),
-            Part::Values => (dim / LANES * 4 + slot / 4, dim % LANES * 4 + slot % 4),
+            Part::Values => (slot / 4 * 2 + dim / LANES, dim % LANES * 4 + slot % 4),
         };
         let plane = |plane: usize| step[plane * GROUP_BYTES + at];
         match self.code.bits() {
             2 => plane(g / 4) >> (2 * (g % 4)) & 3,
             3 => plane(g / 4) >> (2 * (g % 4)) & 3 | (step[AFTER_PAIRS + at] >> g & 1) << 2,
-            4 => plane(g % 4) >> (4 * (g / 4)) & 15,
+            4 => plane(g / 2) >> (4 * (g % 2)) & 15,
             _ => plane(g),
         }
     }
@@ -112,8 +112,8 @@ fn groups(part: Part, codes: &[[u8; LANES]; BLOCK_LEN]) -> [[u8; GROUP_BYTES]; S
                 lanes.for_each(|(lane, bytes)| *bytes = [a[lane], b[lane], c[lane], d[lane]]);
             }
             Part::Values => lanes.for_each(|(lane, bytes)| {
-                let slots = codes[g / 4 * LANES + lane].as_chunks::<4>().0;
-                *bytes = slots[g % 4];
+                let slots = codes[g % 2 * LANES + lane].as_chunks::<4>().0;
+                *bytes = slots[g / 2];
             }),
         }
     }
@@ -139,8 +139,7 @@ fn pack_groups(bits: usize, groups: &[[u8; GROUP_BYTES]; STEP_GROUPS], packed: &
             }
         }
         4 => {
-            let (low, high) = groups.split_at(4);
-            for (plane, (low, high)) in planes.iter_mut().zip(low.iter().zip(high)) {
+            for (plane, [low, high]) in planes.iter_mut().zip(groups.as_chunks().0) {
                 *plane = std::array::from_fn(|i| low[i] | high[i] << 4);
             }
         }

@@ -124,3 +124,188 @@ fn equals_the_f64_oracle_on_random_lists() {
         }
     }
 }
+
+/// Shapes and formats for the tests of equal bits.
+fn cases(random: &mut Random, num_tokens: usize) -> Vec<CodedCache> {
+    let mut shapes = vec![params(9, 3, 64, 16), params(7, 1, 64, 64), params(12, 2, 128, 16), params(4, 1, 256, 32)];
+    shapes.push(AttentionParams { window: Some(100), ..params(8, 2, 96, 16) });
+    shapes.push(params(2, 2, 32, 256));
+    let mut cases = Vec::new();
+    for params in shapes {
+        for formats in [&CODED[..], &PageFormat::ALL[..], &[PageFormat::Tq3, PageFormat::F16][..]] {
+            cases.push(CodedCache::new(random, params, num_tokens, formats));
+        }
+    }
+    cases
+}
+
+#[test]
+fn same_bits_for_any_number_of_threads_and_any_chunks() {
+    let mut random = Random(22);
+    for cache in cases(&mut random, 700) {
+        let params = cache.cache.params;
+        let row_len = params.num_heads * params.head_dim;
+        let q = random.normals(30 * row_len);
+        for isa in Isa::available() {
+            let (want, _) = cache.run(&compute(isa, 1), &q, 670, Tap::None);
+            for num_threads in [2, 3, 5] {
+                let (got, _) = cache.run(&compute(isa, num_threads), &q, 670, Tap::None);
+                assert_same_bits(&got, &want, &format!("{isa}, {num_threads} threads, {params:?}"));
+            }
+            for chunk in [1, 2, 4, 13] {
+                let compute = compute(isa, 2);
+                for (rows, want) in q
+                    .chunks(chunk * row_len)
+                    .zip(want.chunks(chunk * row_len))
+                    .enumerate()
+                    .map(|(number, (q, want))| ((number * chunk, q), want))
+                {
+                    let (first, q) = rows;
+                    let (got, _) = cache.run(&compute, q, 670 + first as u32, Tap::None);
+                    assert_same_bits(&got, want, &format!("{isa}, chunks of {chunk}, {params:?}"));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn all_instruction_sets_agree_bit_for_bit_on_codes() {
+    let mut random = Random(23);
+    for (case, cache) in cases(&mut random, 600).into_iter().enumerate() {
+        let params = cache.cache.params;
+        // Elements are multiplied in f32 (and bf16) with rounding of each instruction set's own; codes are not.
+        let only_codes = case % 3 == 0;
+        for num_rows in [1, 20] {
+            let q = random.normals(num_rows * params.num_heads * params.head_dim);
+            let run = |isa| cache.run(&compute(isa, 1), &q, 600 - num_rows as u32, Tap::None).0;
+            let reference = if only_codes { Isa::SCALAR } else { Isa::available()[Isa::available().len().min(2) - 1] };
+            let want = run(reference);
+            for isa in Isa::available() {
+                if only_codes || (isa != Isa::SCALAR && !isa.name().ends_with("bf16")) {
+                    assert_same_bits(&run(isa), &want, &format!("{isa} and {reference}, {params:?}"));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn an_evicted_page_gives_the_bits_of_a_masked_one() {
+    let mut random = Random(24);
+    for cache in cases(&mut random, 500) {
+        let params = cache.cache.params;
+        let q = random.normals(params.num_heads * params.head_dim);
+        // What a window masks: positions up to 499 - 100.
+        let cut = (400 / params.page_size * params.page_size) as u32;
+        let mut evicted = cache.clone();
+        evicted.cache.evict(|_, page| page.position >= cut);
+        let window = Some(500 - cut);
+        let mut masked = cache.clone();
+        (masked.cache.params.window, evicted.cache.params.window) = (window, None);
+        for isa in Isa::available() {
+            let (want, _) = masked.run(&compute(isa, 2), &q, 499, Tap::None);
+            let (got, _) = evicted.run(&compute(isa, 2), &q, 499, Tap::None);
+            assert_same_bits(&got, &want, &format!("{isa}, {params:?}"));
+        }
+    }
+}
+
+#[test]
+fn taps_change_nothing_and_rows_over_codes_sum_to_one() {
+    let mut random = Random(25);
+    for cache in cases(&mut random, 300) {
+        let params = cache.cache.params;
+        for num_rows in [1, 12] {
+            let q = random.normals(num_rows * params.num_heads * params.head_dim);
+            let first = 300 - num_rows as u32;
+            for isa in Isa::available() {
+                let compute = compute(isa, 2);
+                let (want, _) = cache.run(&compute, &q, first, Tap::None);
+                for tap in [
+                    Tap::Rows { from_row: num_rows / 3, out: Vec::new() },
+                    Tap::ColumnSums { out: cache.cache.column_sums() },
+                ] {
+                    let rows = if matches!(tap, Tap::Rows { .. }) { 1 } else { num_rows };
+                    let (got, tap) = cache.run(&compute, &q, first, tap);
+                    assert_same_bits(&got, &want, &format!("{isa}, {params:?}"));
+                    for row in outs(tap).iter().flat_map(|out| out.chunks(300)) {
+                        let sum: f64 = row.iter().map(|&p| f64::from(p)).sum();
+                        assert!((sum / rows as f64 - 1.0).abs() < 1e-5, "{isa}: {sum}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_not_finite_makes_its_row_nan() {
+    let mut random = Random(26);
+    for format in CODED {
+        let params = params(2, 1, 64, 16);
+        let mut cache = CodedCache::new(&mut random, params, 40, &[format]);
+        for isa in Isa::available() {
+            for poison in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+                let mut q = random.normals(3 * 2 * 64);
+                let (want, _) = cache.run(&compute(isa, 1), &q, 37, Tap::None);
+                q[2 * 64 + 3] = poison; // Row 1, head 0.
+                let (got, _) = cache.run(&compute(isa, 1), &q, 37, Tap::None);
+                assert!(got[2 * 64..3 * 64].iter().all(|x| x.is_nan()), "{isa} {format:?} {poison}");
+                assert_same_bits(&got[..2 * 64], &want[..2 * 64], "rows before");
+                assert_same_bits(&got[3 * 64..], &want[3 * 64..], "rows after");
+            }
+        }
+        // A value that is not finite reaches the rows that see it.
+        let constants = &cache.constants[0];
+        let from = layout(&params, PageFormat::F32, PageFormat::F32);
+        let mut frame = vec![0; from.bytes()];
+        let mut v = vec![0.5; 64];
+        v[7] = f32::INFINITY;
+        from.write_token(&mut frame, 0, &[0.0; 64], &v);
+        let page = &mut cache.cache.pages[0][1];
+        recode(Isa::SCALAR, &from, &frame, &layout(&params, format, format), &mut page.frame, 16, Some(constants))
+            .unwrap();
+        for isa in Isa::available() {
+            let q = random.normals(2 * 2 * 64);
+            let (got, _) = cache.run(&compute(isa, 1), &q, 15, Tap::None);
+            assert!(got[..2 * 64].iter().all(|x| x.is_finite()), "{isa} {format:?}");
+            assert!(got[2 * 64..].iter().any(|x| !x.is_finite()), "{isa} {format:?}");
+        }
+    }
+}
+
+#[test]
+fn a_query_of_zeros_and_a_tiny_one_see_the_mean() {
+    let mut random = Random(27);
+    for format in CODED {
+        let params = params(1, 1, 64, 16);
+        let cache = CodedCache::new(&mut random, params, 32, &[format]);
+        for size in [0.0, 1e-38, 1e-44] {
+            let q = vec![size; 64];
+            let (want, _) = cache.run_naive(&q, 31, Tap::None);
+            for isa in Isa::available() {
+                let (got, _) = cache.run(&compute(isa, 1), &q, 31, Tap::None);
+                assert_near(&got, &want, &format!("{isa} {format:?} {size}"));
+            }
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "rotated keys need constants of 64 channels")]
+fn rotated_keys_without_constants_panic() {
+    let cache = CodedCache::new(&mut Random(28), params(1, 1, 64, 16), 16, &[PageFormat::Tq4]);
+    let mut span = cache.span(0, 1, 15, Tap::None);
+    span.constants = Vec::new();
+    paged_attention(&compute(Isa::detect(), 1), &cache.cache.params, &mut [span], &[0.0; 64], &mut [0.0; 64]);
+}
+
+#[test]
+#[should_panic(expected = "start at multiples of 16")]
+fn coded_pages_between_strips_panic() {
+    let cache = CodedCache::new(&mut Random(29), params(1, 1, 64, 16), 16, &[PageFormat::Q8_0]);
+    let mut span = cache.span(0, 1, 15, Tap::None);
+    span.segments[0][0].position = 8;
+    paged_attention(&compute(Isa::detect(), 1), &cache.cache.params, &mut [span], &[0.0; 64], &mut [0.0; 64]);
+}
