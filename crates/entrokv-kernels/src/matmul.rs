@@ -6,13 +6,14 @@
 //!
 //! 1. Quantised weights, int8 activations, step by step of 32 columns and unit by unit within: an exact integer dot
 //!    product `i` of codes (less the offset times the sum of the activations' codes, where the type has an offset), then
-//!    `sum = fma(i, scale * x_scale, sum)`, then `sum = fma(min, x_scale * x_sum, sum)` where the type has minima.
+//!    `sum = fma(i, scale * x_scale, sum)`, then `sum = fma(min, x_scale * x_sum, sum)` where the type has minima. Scales of
+//!    activations have so few bits that the factors are exact, whichever two of `i`, `scale` and `x_scale` are multiplied
+//!    first: each instruction set does what it does best.
 //! 2. Float weights, and all weights with `Arithmetic::F32`: per 32 columns a fresh partial sum
 //!    `part = fma(weight, x, part)` in column order, then `sum = sum + part`.
 //!
-//! Tokens, eight at a time with their sums in registers, run over packed tiles: a single one is bound by memory. Where
-//! taking codes apart costs more than that, many tokens share a stretch of a tile that is unpacked to bytes and f32 scales
-//! in the first-level cache: `kernels` says for which types.
+//! Few tokens run over packed tiles with their sums in registers: bound by memory. Many share a stretch of two tiles that is
+//! unpacked once, to bytes and f32 scales in the first-level cache: bound by integer dot products.
 //!
 //! Non-finite scales and sums beyond f32 give infinities and NaN by the rules of IEEE 754, in that order of operations.
 
@@ -26,24 +27,27 @@ mod layout;
 mod output;
 mod scalar;
 
-use crate::activations::{Activations, PANEL_TOKENS, Panel};
+use crate::activations::{Activations, PANEL_TOKENS, Panel, PanelStep, Rounding};
 use crate::compute::Compute;
 use crate::matrix::packing::STEP_COLS;
 use crate::matrix::{Matrix, TILE_ROWS};
 
 use float::{FLOAT_COLS, FLOAT_TOKENS, FloatTile};
 use kernels::{FloatKernels, Kernels, Unpacking};
-use layout::{STRETCH_STEPS, Scratch};
+use layout::{PAIR, Scratch};
 use output::Output;
 
 /// The sums of one row tile for one token.
 type Sums = [f32; TILE_ROWS];
 
+/// The sums of a pair of tiles for a panel of tokens.
+type PanelSums = [[Sums; PANEL_TOKENS]; PAIR];
+
 /// Bytes of packed tiles that all tokens pass before the next tiles come: these stay in the second-level cache.
 const GROUP_BYTES: usize = 256 * 1024;
 
-/// Bytes of activations that pass unpacked tiles before the next ones come: these stay in the second-level cache.
-const SPAN_BYTES: usize = 512 * 1024;
+/// Panels that pass an unpacked tile before the next one comes: their sums stay in the second-level cache.
+const SPAN_PANELS: usize = 64;
 
 /// Parts that a thread's share of the tiles is cut into, so that a thread that was interrupted is helped.
 const TASKS_PER_THREAD: usize = 4;
@@ -89,11 +93,9 @@ fn multiply(compute: &Compute, products: &[Product<'_>], x: &Activations) {
         };
         let tiles = task * task_tiles..product.w.num_tiles().min((task + 1) * task_tiles);
         let part = ProductPart { product, tiles };
-        match (product.kernels, x.panels()) {
-            (Some(kernels), Some(panels)) => match kernels.unpacking() {
-                Some(unpacking) if panels.len() > 1 => part.unpacked(unpacking, panels),
-                _ => part.packed(kernels, panels),
-            },
+        match (product.kernels, x.rounded()) {
+            (Some(kernels), Some(Rounding::Few(panels))) => part.packed(kernels, panels),
+            (Some(kernels), Some(Rounding::Many(steps))) => part.unpacked(kernels.unpacking(), steps, x.num_tokens()),
             _ => part.floats(product.float_kernels, x),
         }
     });
@@ -137,31 +139,43 @@ impl ProductPart<'_> {
             for (index, panel) in panels.iter().enumerate() {
                 for tile in tiles.clone() {
                     let mut sums = [[0.0; TILE_ROWS]; PANEL_TOKENS];
-                    kernels.tokens(w.tile(tile), w.cols() / STEP_COLS, panel, &mut sums);
+                    kernels.tokens(w.tile(tile), panel, &mut sums);
                     self.write(index * PANEL_TOKENS, tile, &sums[..panel.num_tokens]);
                 }
             }
         }
     }
 
-    /// Stretch by stretch of a tile: unpacked once, then all panels of a span of tokens.
-    fn unpacked(self, unpacking: Unpacking, panels: &[Panel]) {
-        const SPAN_PANELS: usize = SPAN_BYTES / (PANEL_TOKENS * STRETCH_STEPS * STEP_COLS);
+    /// Stretch by stretch of a pair of tiles: unpacked once, then all panels of a span of tokens. `x` is [panels, steps].
+    fn unpacked(self, unpacking: Unpacking, x: &[PanelStep], num_tokens: usize) {
         let num_steps = self.product.w.cols() / STEP_COLS;
-        let mut scratch = Scratch::zeroed();
-        for (span, panels) in panels.chunks(SPAN_PANELS).enumerate() {
-            for first_step in (0..num_steps).step_by(STRETCH_STEPS) {
-                let steps = first_step..num_steps.min(first_step + STRETCH_STEPS);
-                for tile in self.tiles.clone() {
-                    unpacking.unpack(self.product.w.tile(tile), steps.clone(), &mut scratch);
-                    for (index, panel) in panels.iter().enumerate() {
-                        let first_token = (span * SPAN_PANELS + index) * PANEL_TOKENS;
-                        let mut sums = [[0.0; TILE_ROWS]; PANEL_TOKENS];
-                        if first_step > 0 {
-                            self.read(first_token, tile, &mut sums[..panel.num_tokens]);
+        let stretch_steps = Scratch::stretch_steps(num_steps, unpacking.block_steps());
+        let mut scratch = [const { Scratch::zeroed() }; PAIR];
+        let mut sums = [[[[0.0; TILE_ROWS]; PANEL_TOKENS]; PAIR]; SPAN_PANELS];
+        for (span, x) in x.chunks(SPAN_PANELS * num_steps).enumerate() {
+            for first_tile in self.tiles.clone().step_by(PAIR) {
+                let tiles = first_tile..self.tiles.end.min(first_tile + PAIR);
+                let scratch = &mut scratch[..tiles.len()];
+                for first_step in (0..num_steps).step_by(stretch_steps) {
+                    let steps = first_step..num_steps.min(first_step + stretch_steps);
+                    for (tile, scratch) in tiles.clone().zip(&mut *scratch) {
+                        unpacking.unpack(self.product.w.tile(tile), steps.clone(), scratch);
+                    }
+                    let mut panels = x.chunks_exact(num_steps).map(|panel| &panel[steps.clone()]).peekable();
+                    for sums in &mut sums {
+                        let Some(panel) = panels.next() else { break };
+                        if first_step == 0 {
+                            *sums = [[[0.0; TILE_ROWS]; PANEL_TOKENS]; PAIR];
                         }
-                        unpacking.tokens(&scratch, steps.clone(), panel, &mut sums);
-                        self.write(first_token, tile, &sums[..panel.num_tokens]);
+                        unpacking.tokens(scratch, panel, panels.peek().unwrap_or(&panel), sums);
+                    }
+                }
+                let first_token = span * SPAN_PANELS * PANEL_TOKENS;
+                for (index, sums) in sums[..x.len() / num_steps].iter().enumerate() {
+                    let first_token = first_token + index * PANEL_TOKENS;
+                    let num_tokens = PANEL_TOKENS.min(num_tokens - first_token);
+                    for (tile, sums) in tiles.clone().zip(sums) {
+                        self.write(first_token, tile, &sums[..num_tokens]);
                     }
                 }
             }

@@ -10,15 +10,17 @@
 //!
 //! The functions are safe: they may be *called* only where the CPU has the features, which is the caller's proof.
 
+#![expect(clippy::needless_range_loop, reason = "counted loops over arrays of registers are unrolled for certain")]
+
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::Sums;
 use super::layout::{Layout, ScaleLayout, Scratch, UNIT_SCALE_BYTES, blocks_of};
-use crate::activations::{PANEL_TOKENS, Panel};
+use super::{PanelSums, Sums};
+use crate::activations::{PANEL_TOKENS, Panel, PanelStep};
 use crate::dequantize::{BlockFormat, Scales};
 use crate::matrix::TILE_ROWS;
-use crate::matrix::packing::{AFTER_NIBBLES, AFTER_PAIRS, GROUP_BYTES, Packing};
+use crate::matrix::packing::{AFTER_NIBBLES, AFTER_PAIRS, GROUP_BYTES, Packing, STEP_GROUPS};
 
 /// Rows of one register.
 const LANES: usize = 8;
@@ -38,16 +40,15 @@ const fn narrow_groups<L: Layout>() -> usize {
     if fit < L::UNIT_GROUPS { fit } else { L::UNIT_GROUPS }
 }
 
-/// Adds the products of steps `steps` of every token in `panel` to the token's sums; `tile` starts at the first of them.
+/// Adds the products of `tile` with every token in `panel` to the token's sums.
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn tokens<L: Layout>(tile: &[u8], steps: Range<usize>, panel: &Panel, sums: &mut [Sums; PANEL_TOKENS]) {
+pub(super) fn tokens<L: Layout>(tile: &[u8], panel: &Panel, sums: &mut [Sums; PANEL_TOKENS]) {
     for first in (0..panel.num_tokens).step_by(MAX_TOKENS) {
-        let steps = steps.clone();
         match panel.num_tokens - first {
-            1 => num_tokens::<L, 1, 2>(tile, steps, panel, first, sums),
-            2 => num_tokens::<L, 2, 1>(tile, steps, panel, first, sums),
-            3 => num_tokens::<L, 3, 1>(tile, steps, panel, first, sums),
-            _ => num_tokens::<L, MAX_TOKENS, 1>(tile, steps, panel, first, sums),
+            1 => num_tokens::<L, 1, 2>(tile, panel, first, sums),
+            2 => num_tokens::<L, 2, 1>(tile, panel, first, sums),
+            3 => num_tokens::<L, 3, 1>(tile, panel, first, sums),
+            _ => num_tokens::<L, MAX_TOKENS, 1>(tile, panel, first, sums),
         }
     }
 }
@@ -56,12 +57,10 @@ pub(super) fn tokens<L: Layout>(tile: &[u8], steps: Range<usize>, panel: &Panel,
 #[target_feature(enable = "avx2,fma,f16c")]
 fn num_tokens<L: Layout, const T: usize, const S: usize>(
     tile: &[u8],
-    steps: Range<usize>,
     panel: &Panel,
     first: usize,
     sums: &mut [Sums; PANEL_TOKENS],
 ) {
-    let units = L::STEP_UNITS;
     for first_side in (0..2).step_by(S) {
         let mut token_sums = [[_mm256_setzero_ps(); T]; S];
         for (side, token_sums) in token_sums.iter_mut().enumerate() {
@@ -69,7 +68,7 @@ fn num_tokens<L: Layout, const T: usize, const S: usize>(
                 *to = load_f32(side_of(from, first_side + side));
             }
         }
-        for (first_step, block) in steps.clone().step_by(L::BLOCK_STEPS).zip(tile.chunks_exact(L::BLOCK_BYTES)) {
+        for (index, block) in tile.chunks_exact(L::BLOCK_BYTES).enumerate() {
             let (scales, codes) = block.split_at(L::BLOCK_SCALE_BYTES);
             let mut block_scales = [BlockScales::load::<L>(scales, first_side); S];
             if S == 2 {
@@ -77,38 +76,22 @@ fn num_tokens<L: Layout, const T: usize, const S: usize>(
             }
             for step in 0..L::BLOCK_STEPS {
                 let codes = &codes[step * L::STEP_BYTES..][..L::STEP_BYTES];
-                let at = (first_step + step) * panel.num_tokens + first;
-                let (words, x_scales) = (&panel.words[at..at + T], &panel.scales[at..at + T]);
-                let x_sums = &offset_sums::<L>(panel)[at * units..(at + T) * units];
-                let x_mins = &min_sums::<L>(panel)[at * units..(at + T) * units];
-                for half in 0..units {
-                    let mut dots = [[_mm256_setzero_si256(); T]; S];
-                    for token in 0..T {
-                        let start = start::<L>(x_sums[token * units + half]);
-                        for dots in &mut dots {
-                            dots[token] = start;
-                        }
-                    }
-                    let groups = half * L::UNIT_GROUPS..(half + 1) * L::UNIT_GROUPS;
-                    for first in groups.step_by(narrow_groups::<L>()) {
-                        let mut narrow = [[_mm256_setzero_si256(); T]; S];
-                        for g in first..first + narrow_groups::<L>() {
-                            for (side, narrow) in narrow.iter_mut().enumerate() {
-                                let codes = Codes::of::<L>(group::<L>(codes, g, first_side + side));
-                                for (narrow, words) in narrow.iter_mut().zip(words) {
-                                    *narrow = _mm256_add_epi16(*narrow, codes.pair_sums::<L>(words[g]));
-                                }
-                            }
-                        }
-                        for (dot, narrow) in dots.as_flattened_mut().iter_mut().zip(narrow.as_flattened()) {
-                            *dot = widen(*dot, *narrow);
-                        }
-                    }
+                let at = (index * L::BLOCK_STEPS + step) * panel.num_tokens + first;
+                let (words, x_scales): (_, &[_; T]) = (part(&panel.words, at), part(&panel.scales, at));
+                for half in 0..L::STEP_UNITS {
+                    let x_sums = std::array::from_fn(|token| match L::STEP_UNITS {
+                        1 => panel.negated_sums[at + token],
+                        _ => panel.negated_half_sums[2 * (at + token) + half],
+                    });
+                    let dots = unit_dots::<L, T, S>(codes, half, first_side, words, x_sums);
                     for (side, token_sums) in token_sums.iter_mut().enumerate() {
-                        let unit = step * units + half;
+                        let unit = step * L::STEP_UNITS + half;
                         let (scale, min) = block_scales[side].unit::<L>(scales, unit, first_side + side);
                         for (token, sum) in token_sums.iter_mut().enumerate() {
-                            let x_min = x_mins[token * units + half];
+                            let x_min = match L::STEP_UNITS {
+                                1 => panel.scaled_sums[at + token],
+                                _ => panel.scaled_half_sums[2 * (at + token) + half],
+                            };
                             *sum = add_unit::<L>(*sum, dots[side][token], scale, x_scales[token], min, x_min);
                         }
                     }
@@ -123,10 +106,102 @@ fn num_tokens<L: Layout, const T: usize, const S: usize>(
     }
 }
 
-/// Unpacks `steps` of a packed tile, whole blocks.
+/// Integer sums of unit `half` of a step, less the offset's share: `S` sides of a tile from `first_side` on, `T` tokens.
+#[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn unpack<L: Layout>(tile: &[u8], steps: Range<usize>, scratch: &mut Scratch) {
-    let mut to = scratch.steps_mut::<L>();
+fn unit_dots<L: Layout, const T: usize, const S: usize>(
+    codes: &[u8],
+    half: usize,
+    first_side: usize,
+    words: &[[i32; STEP_GROUPS]; T],
+    x_sums: [i32; T],
+) -> [[__m256i; T]; S] {
+    let mut dots = [[_mm256_setzero_si256(); T]; S];
+    for token in 0..T {
+        let start = start::<L>(x_sums[token]);
+        for side in 0..S {
+            dots[side][token] = start;
+        }
+    }
+    for first in (half * L::UNIT_GROUPS..(half + 1) * L::UNIT_GROUPS).step_by(narrow_groups::<L>()) {
+        let mut narrow = [[_mm256_setzero_si256(); T]; S];
+        for g in first..first + narrow_groups::<L>() {
+            for side in 0..S {
+                let codes = Codes::of::<L>(group::<L>(codes, g, first_side + side));
+                for token in 0..T {
+                    narrow[side][token] = _mm256_add_epi16(narrow[side][token], codes.pair_sums::<L>(words[token][g]));
+                }
+            }
+        }
+        for side in 0..S {
+            for token in 0..T {
+                dots[side][token] = widen(dots[side][token], narrow[side][token]);
+            }
+        }
+    }
+    dots
+}
+
+/// Adds the products of tiles, of which as many steps have been unpacked as `x` has, with each token of `x` to the tile's
+/// and token's sums.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn unpacked_tokens<L: Layout>(
+    scratch: &[Scratch],
+    x: &[PanelStep],
+    _next: &[PanelStep],
+    sums: &mut PanelSums,
+) {
+    for (scratch, sums) in scratch.iter().zip(sums) {
+        for side in 0..2 {
+            half_panel::<L, 0>(scratch, side, x, sums);
+            half_panel::<L, MAX_TOKENS>(scratch, side, x, sums);
+        }
+    }
+}
+
+/// [`unpacked_tokens`] for one side of one tile and the half of the panel that starts with token `FIRST`.
+#[target_feature(enable = "avx2,fma,f16c")]
+fn half_panel<L: Layout, const FIRST: usize>(
+    scratch: &Scratch,
+    side: usize,
+    x: &[PanelStep],
+    sums: &mut [Sums; PANEL_TOKENS],
+) {
+    let mut token_sums = [_mm256_setzero_ps(); MAX_TOKENS];
+    for token in 0..MAX_TOKENS {
+        token_sums[token] = load_f32(side_of(&sums[FIRST + token], side));
+    }
+    for (step, x) in x.iter().enumerate() {
+        let (values, codes) = scratch.step::<L>(step);
+        for half in 0..L::STEP_UNITS {
+            let x_sums = std::array::from_fn(|token| match L::STEP_UNITS {
+                1 => x.negated_sums[FIRST + token],
+                _ => x.negated_half_sums[FIRST + token][half],
+            });
+            let words = part(&x.words, FIRST);
+            let [dots] = unit_dots::<L, MAX_TOKENS, 1>(codes.as_flattened(), half, side, words, x_sums);
+            let value = |index: usize| _mm256_castsi256_ps(load_bytes(&values[index].as_chunks().0[side]));
+            let scale = value(half);
+            let min = if L::HAS_MIN { value(L::MINS_AT + half) } else { _mm256_setzero_ps() };
+            for token in 0..MAX_TOKENS {
+                let x_min = match L::STEP_UNITS {
+                    1 => x.scaled_sums[FIRST + token],
+                    _ => x.scaled_half_sums[FIRST + token][half],
+                };
+                token_sums[token] =
+                    add_unit::<L>(token_sums[token], dots[token], scale, x.scales[FIRST + token], min, x_min);
+            }
+        }
+    }
+    for token in 0..MAX_TOKENS {
+        store_f32(token_sums[token], side_of_mut(&mut sums[FIRST + token], side));
+    }
+}
+
+/// Unpacks `steps` of a packed tile, whole blocks, into `To`'s layout.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) fn unpack<L: Layout, To: Layout>(tile: &[u8], steps: Range<usize>, scratch: &mut Scratch) {
+    let mut to = scratch.steps_mut::<To>();
     for block in blocks_of::<L>(tile, steps) {
         let (scales, codes) = block.split_at(L::BLOCK_SCALE_BYTES);
         let sides = [BlockScales::load::<L>(scales, 0), BlockScales::load::<L>(scales, 1)];
@@ -139,7 +214,7 @@ pub(super) fn unpack<L: Layout>(tile: &[u8], steps: Range<usize>, scratch: &mut 
                     let (scale, min) = block_scales.unit::<L>(scales, step * L::STEP_UNITS + half, side);
                     store(_mm256_castps_si256(scale), &mut values[half], side);
                     if L::HAS_MIN {
-                        store(_mm256_castps_si256(min), &mut values[L::STEP_UNITS + half], side);
+                        store(_mm256_castps_si256(min), &mut values[To::MINS_AT + half], side);
                     }
                 }
             }
@@ -180,24 +255,6 @@ impl Codes {
 #[target_feature(enable = "avx2,fma,f16c")]
 fn widen(dot: __m256i, narrow: __m256i) -> __m256i {
     _mm256_add_epi32(dot, _mm256_madd_epi16(narrow, _mm256_set1_epi16(1)))
-}
-
-/// The sums of activations that belong to the units of the format's offset.
-#[inline(always)]
-fn offset_sums<L: Layout>(panel: &Panel) -> &[i32] {
-    match L::STEP_UNITS {
-        1 => &panel.negated_sums,
-        _ => &panel.negated_half_sums,
-    }
-}
-
-/// The sums of activations that belong to the units of the format's minima.
-#[inline(always)]
-fn min_sums<L: Layout>(panel: &Panel) -> &[f32] {
-    match L::STEP_UNITS {
-        1 => &panel.scaled_sums,
-        _ => &panel.scaled_half_sums,
-    }
 }
 
 /// What an integer sum starts from: the offset times the negated sum of the activations.
@@ -310,10 +367,10 @@ fn signed(bytes: &[u8; LANES]) -> __m256 {
     _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes))
 }
 
-/// The `N` bytes at `at`.
+/// The `N` elements at `at`.
 #[inline(always)]
-fn part<const N: usize>(bytes: &[u8], at: usize) -> &[u8; N] {
-    bytes[at..at + N].first_chunk().expect("a slice of N bytes")
+fn part<T, const N: usize>(elements: &[T], at: usize) -> &[T; N] {
+    elements[at..at + N].first_chunk().expect("a slice of N elements")
 }
 
 /// The lanes of one side.

@@ -6,51 +6,51 @@
 //! 2. The offset's share is what the integer sums start from.
 //! 3. Packed groups are unpacked in registers on their way from memory.
 //!
+//! 4. Many tokens: `vpdpbusd`, multiplications and fused ones share two of the four vector units of a Zen 4, `vscalefps`,
+//!    conversions and additions run on the other two. So `i` is scaled by the exponent of the activations' scale, for
+//!    nothing, and that meets the scale of the weights times the fraction of the activations' one, of which the stretch
+//!    has all eight: one operation beside the dot products, in place of two. All of these products are exact.
+//!
 //! The functions are safe: they may be *called* only where the CPU has the features, which is the caller's proof.
+
+#![expect(clippy::needless_range_loop, reason = "counted loops over arrays of registers are unrolled for certain")]
 
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::Sums;
-use super::layout::{Layout, ScaleLayout, Scratch, UNIT_SCALE_BYTES, blocks_of};
-use crate::activations::{PANEL_TOKENS, Panel};
+use super::layout::{FRACTIONS, Layout, ScaleLayout, Scratch, UNIT_SCALE_BYTES, blocks_of};
+use super::{PanelSums, Sums};
+use crate::activations::{PANEL_TOKENS, Panel, PanelStep};
 use crate::dequantize::{BlockFormat, Scales};
 use crate::matrix::TILE_ROWS;
 use crate::matrix::packing::{AFTER_NIBBLES, AFTER_PAIRS, GROUP_BYTES, Packing};
 
-/// Adds the products of steps `steps` of every token in `panel` to the token's sums; `tile` starts at the first of them.
+/// Adds the products of `tile` with every token in `panel` to the token's sums.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub(super) fn tokens<L: Layout>(tile: &[u8], steps: Range<usize>, panel: &Panel, sums: &mut [Sums; PANEL_TOKENS]) {
+pub(super) fn tokens<L: Layout>(tile: &[u8], panel: &Panel, sums: &mut [Sums; PANEL_TOKENS]) {
     match panel.num_tokens {
-        1 => num_tokens::<L, 1>(tile, steps, panel, sums),
-        2 => num_tokens::<L, 2>(tile, steps, panel, sums),
-        3 => num_tokens::<L, 3>(tile, steps, panel, sums),
-        4 => num_tokens::<L, 4>(tile, steps, panel, sums),
-        5 => num_tokens::<L, 5>(tile, steps, panel, sums),
-        6 => num_tokens::<L, 6>(tile, steps, panel, sums),
-        7 => num_tokens::<L, 7>(tile, steps, panel, sums),
-        _ => num_tokens::<L, 8>(tile, steps, panel, sums),
+        1 => num_tokens::<L, 1>(tile, panel, sums),
+        2 => num_tokens::<L, 2>(tile, panel, sums),
+        3 => num_tokens::<L, 3>(tile, panel, sums),
+        4 => num_tokens::<L, 4>(tile, panel, sums),
+        5 => num_tokens::<L, 5>(tile, panel, sums),
+        6 => num_tokens::<L, 6>(tile, panel, sums),
+        7 => num_tokens::<L, 7>(tile, panel, sums),
+        _ => num_tokens::<L, 8>(tile, panel, sums),
     }
 }
 
 /// [`tokens`] with their number known: the sums and integer sums of `T` tokens are registers.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn num_tokens<L: Layout, const T: usize>(
-    tile: &[u8],
-    steps: Range<usize>,
-    panel: &Panel,
-    sums: &mut [Sums; PANEL_TOKENS],
-) {
+fn num_tokens<L: Layout, const T: usize>(tile: &[u8], panel: &Panel, sums: &mut [Sums; PANEL_TOKENS]) {
     let mut token_sums = [_mm512_setzero_ps(); T];
     for (to, from) in token_sums.iter_mut().zip(sums.iter()) {
         *to = load_f32(from);
     }
-    let (from, to, units) = (steps.start * T, steps.end * T, L::STEP_UNITS);
-    let x = panel.words[from..to]
-        .chunks_exact(L::BLOCK_STEPS * T)
-        .zip(panel.scales[from..to].chunks_exact(L::BLOCK_STEPS * T));
-    let x_sums = offset_sums::<L>(panel)[from * units..to * units].chunks_exact(L::BLOCK_UNITS * T);
-    let x_mins = min_sums::<L>(panel)[from * units..to * units].chunks_exact(L::BLOCK_UNITS * T);
+    let units = L::STEP_UNITS;
+    let x = panel.words.chunks_exact(L::BLOCK_STEPS * T).zip(panel.scales.chunks_exact(L::BLOCK_STEPS * T));
+    let x_sums = offset_sums::<L>(panel).chunks_exact(L::BLOCK_UNITS * T);
+    let x_mins = min_sums::<L>(panel).chunks_exact(L::BLOCK_UNITS * T);
     for (((words, x_scales), (x_sums, x_mins)), block) in
         x.zip(x_sums.zip(x_mins)).zip(tile.chunks_exact(L::BLOCK_BYTES))
     {
@@ -85,10 +85,10 @@ fn num_tokens<L: Layout, const T: usize>(
     }
 }
 
-/// Unpacks `steps` of a packed tile, whole blocks.
+/// Unpacks `steps` of a packed tile, whole blocks, into `To`'s layout.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-pub(super) fn unpack<L: Layout>(tile: &[u8], steps: Range<usize>, scratch: &mut Scratch) {
-    let mut to = scratch.steps_mut::<L>();
+pub(super) fn unpack<L: Layout, To: Layout>(tile: &[u8], steps: Range<usize>, scratch: &mut Scratch) {
+    let mut to = scratch.steps_mut::<To>();
     for block in blocks_of::<L>(tile, steps) {
         let (scales, codes) = block.split_at(L::BLOCK_SCALE_BYTES);
         let block_scales = BlockScales::load::<L>(scales);
@@ -98,12 +98,121 @@ pub(super) fn unpack<L: Layout>(tile: &[u8], steps: Range<usize>, scratch: &mut 
             }
             for half in 0..L::STEP_UNITS {
                 let (scale, min) = block_scales.unit::<L>(scales, step * L::STEP_UNITS + half);
-                store(_mm512_castps_si512(scale), &mut values[half]);
+                for (fraction, to) in values[half * To::UNIT_SCALES..][..To::UNIT_SCALES].iter_mut().enumerate() {
+                    // Exact: a scale has at most 19 significant bits, a fraction 4.
+                    let scale = _mm512_mul_ps(scale, _mm512_set1_ps(1.0 + fraction as f32 / FRACTIONS as f32));
+                    store(_mm512_castps_si512(scale), to);
+                }
                 if L::HAS_MIN {
-                    store(_mm512_castps_si512(min), &mut values[L::STEP_UNITS + half]);
+                    store(_mm512_castps_si512(min), &mut values[To::MINS_AT + half]);
                 }
             }
         }
+    }
+}
+
+/// Adds the products of one or two tiles, of which as many steps have been unpacked as `x` has, with each token of `x` to
+/// the tile's and token's sums. `next` is fetched meanwhile.
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+pub(super) fn unpacked_tokens<L: Layout>(
+    scratch: &[Scratch],
+    x: &[PanelStep],
+    next: &[PanelStep],
+    sums: &mut PanelSums,
+) {
+    match scratch {
+        [a, b] => {
+            half_panel::<L, 2, 0>([a, b], x, next, sums);
+            half_panel::<L, 2, HALF_PANEL>([a, b], x, next, sums);
+        }
+        [a, ..] => {
+            half_panel::<L, 1, 0>([a], x, next, sums);
+            half_panel::<L, 1, HALF_PANEL>([a], x, next, sums);
+        }
+        [] => {}
+    }
+}
+
+/// Half of a panel's tokens: their sums and integer sums with two tiles are registers.
+const HALF_PANEL: usize = PANEL_TOKENS / 2;
+
+/// [`unpacked_tokens`] for the half of the panel that starts with token `FIRST`, and `S` tiles, which share the
+/// activations that are fetched.
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn half_panel<L: Layout, const S: usize, const FIRST: usize>(
+    scratch: [&Scratch; S],
+    x: &[PanelStep],
+    next: &[PanelStep],
+    sums: &mut PanelSums,
+) {
+    let mut token_sums = [[_mm512_setzero_ps(); HALF_PANEL]; S];
+    for side in 0..S {
+        for token in 0..HALF_PANEL {
+            token_sums[side][token] = load_f32(&sums[side][FIRST + token]);
+        }
+    }
+    for (step, (x, next)) in x.iter().zip(next).enumerate() {
+        prefetch_half(next, FIRST);
+        let lines = scratch.map(|scratch| scratch.step::<L>(step));
+        for half in 0..L::STEP_UNITS {
+            let mut dots = [[_mm512_setzero_si512(); HALF_PANEL]; S];
+            for token in 0..HALF_PANEL {
+                let start = start::<L>(match L::STEP_UNITS {
+                    1 => x.negated_sums[FIRST + token],
+                    _ => x.negated_half_sums[FIRST + token][half],
+                });
+                for side in 0..S {
+                    dots[side][token] = start;
+                }
+            }
+            for g in half * L::UNIT_GROUPS..(half + 1) * L::UNIT_GROUPS {
+                let mut codes = [_mm512_setzero_si512(); S];
+                for side in 0..S {
+                    codes[side] = load(&lines[side].1[g]);
+                }
+                for token in 0..HALF_PANEL {
+                    let word = _mm512_set1_epi32(x.words[FIRST + token][g]);
+                    for side in 0..S {
+                        dots[side][token] = _mm512_dpbusd_epi32(dots[side][token], codes[side], word);
+                    }
+                }
+            }
+            for token in 0..HALF_PANEL {
+                let exponent = _mm512_set1_ps(x.exponents[FIRST + token]);
+                let fraction = x.fractions[FIRST + token].eighths();
+                for side in 0..S {
+                    let values = lines[side].0;
+                    let scales: &[[u8; GROUP_BYTES]; FRACTIONS] = part(values, half * FRACTIONS);
+                    let scale = _mm512_castsi512_ps(load(&scales[fraction]));
+                    let dot = _mm512_scalef_ps(_mm512_cvtepi32_ps(dots[side][token]), exponent);
+                    let mut sum = _mm512_fmadd_ps(dot, scale, token_sums[side][token]);
+                    if L::HAS_MIN {
+                        let min = _mm512_castsi512_ps(load(&values[L::MINS_AT + half]));
+                        let x_min = _mm512_set1_ps(match L::STEP_UNITS {
+                            1 => x.scaled_sums[FIRST + token],
+                            _ => x.scaled_half_sums[FIRST + token][half],
+                        });
+                        sum = _mm512_fmadd_ps(min, x_min, sum);
+                    }
+                    token_sums[side][token] = sum;
+                }
+            }
+        }
+    }
+    for side in 0..S {
+        for token in 0..HALF_PANEL {
+            store_f32(token_sums[side][token], &mut sums[side][FIRST + token]);
+        }
+    }
+}
+
+/// Fetches half of a step into the first-level cache.
+#[inline]
+#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
+fn prefetch_half(x: &PanelStep, first: usize) {
+    let start = std::ptr::from_ref(x).cast::<i8>();
+    for line in 0..4 {
+        _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(if first == 0 { line * 64 } else { (4 + line) * 64 }));
     }
 }
 
@@ -235,10 +344,10 @@ fn signed(bytes: &[u8; 16]) -> __m512 {
     _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))
 }
 
-/// The `N` bytes at `at`.
+/// The `N` elements at `at`.
 #[inline(always)]
-fn part<const N: usize>(bytes: &[u8], at: usize) -> &[u8; N] {
-    bytes[at..at + N].first_chunk().expect("a slice of N bytes")
+fn part<T, const N: usize>(elements: &[T], at: usize) -> &[T; N] {
+    elements[at..at + N].first_chunk().expect("a slice of N elements")
 }
 
 #[inline]

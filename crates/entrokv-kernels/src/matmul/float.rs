@@ -6,7 +6,7 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::layout::{Packed, STRETCH_STEPS, Scratch};
+use super::layout::{Packed, STRETCH_STEPS, Scratch, Unpacked};
 use super::{Sums, scalar};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2, avx512};
@@ -42,21 +42,21 @@ macro_rules! compiled_per_isa {
         ($($arg:ident: $ty:ty),*) $body:path, $($unpack:ident)?) => {
         $(#[$doc])*
         pub(super) fn $scalar$(<$f: BlockFormat>)?($($arg: $ty),*) {
-            $body($($arg,)* $(scalar::$unpack::<Packed<$f>>)?);
+            $body($($arg,)* $(scalar::$unpack::<Packed<$f>, Unpacked<$f, 1>>)?);
         }
 
         $(#[$doc])*
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avx2,fma,f16c")]
         pub(super) fn $avx2$(<$f: BlockFormat>)?($($arg: $ty),*) {
-            $body($($arg,)* $(|tile, steps, scratch: &mut Scratch| avx2::$unpack::<Packed<$f>>(tile, steps, scratch))?);
+            $body($($arg,)* $(|tile, steps, scratch: &mut Scratch| avx2::$unpack::<Packed<$f>, Unpacked<$f, 1>>(tile, steps, scratch))?);
         }
 
         $(#[$doc])*
         #[cfg(target_arch = "x86_64")]
         #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
         pub(super) fn $avx512$(<$f: BlockFormat>)?($($arg: $ty),*) {
-            $body($($arg,)* $(|tile, steps, scratch: &mut Scratch| avx512::$unpack::<Packed<$f>>(tile, steps, scratch))?);
+            $body($($arg,)* $(|tile, steps, scratch: &mut Scratch| avx512::$unpack::<Packed<$f>, Unpacked<$f, 1>>(tile, steps, scratch))?);
         }
     };
 }
@@ -136,7 +136,7 @@ fn dequantised<F: BlockFormat>(
     let mut scratch = Scratch::zeroed();
     unpack(w.tile(tile), cols.start / STEP_COLS..cols.end / STEP_COLS, &mut scratch);
     let units = F::STEP_UNITS;
-    let steps = scratch.steps::<Packed<F>>().zip(weights.0.chunks_exact_mut(STEP_COLS));
+    let steps = scratch.steps::<Unpacked<F, 1>>().zip(weights.0.chunks_exact_mut(STEP_COLS));
     for ((scales, codes), weights) in steps.take(cols.len() / STEP_COLS) {
         for (group, weights) in weights.chunks_exact_mut(4).enumerate() {
             let unit = group * units / STEP_GROUPS;

@@ -4,19 +4,21 @@
 
 use std::ops::Range;
 
-use super::Sums;
 use super::float::{self, FLOAT_TOKENS, FloatTile};
-use super::layout::{Packed, Scratch, Unpacked};
+use super::layout::{FRACTIONS, Packed, Scratch, Unpacked};
 use super::scalar;
+use super::{PanelSums, Sums};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2, avx512};
-use crate::activations::{PANEL_TOKENS, Panel};
+use crate::activations::{PANEL_TOKENS, Panel, PanelStep};
 use crate::dequantize::{BlockFormat, with_block_format};
 use crate::isa::{Isa, Level};
 use crate::matrix::Matrix;
+use crate::matrix::packing::Packing;
 use crate::weight_type::WeightType;
 
-type Tokens = unsafe fn(&[u8], Range<usize>, &Panel, &mut [Sums; PANEL_TOKENS]);
+type Tokens = unsafe fn(&[u8], &Panel, &mut [Sums; PANEL_TOKENS]);
+type UnpackedTokens = unsafe fn(&[Scratch], &[PanelStep], &[PanelStep], &mut PanelSums);
 type Unpack = unsafe fn(&[u8], Range<usize>, &mut Scratch);
 
 /// The int8 kernels of one quantised type on one instruction set.
@@ -26,14 +28,15 @@ type Unpack = unsafe fn(&[u8], Range<usize>, &mut Scratch);
 #[derive(Clone, Copy)]
 pub(super) struct Kernels {
     tokens: Tokens,
-    unpacking: Option<Unpacking>,
+    unpacking: Unpacking,
 }
 
 /// The kernels of many tokens where these are faster on weights unpacked before; the invariant is that of [`Kernels`].
 #[derive(Clone, Copy)]
 pub(super) struct Unpacking {
+    block_steps: usize,
     unpack: Unpack,
-    tokens: Tokens,
+    tokens: UnpackedTokens,
 }
 
 impl Kernels {
@@ -44,54 +47,55 @@ impl Kernels {
 
     fn of_format<F: BlockFormat>(isa: Isa) -> Kernels {
         macro_rules! kernels {
-            ($isa:ident, $unpacking_pays:expr) => {
+            ($isa:ident, $scales:expr) => {
                 Kernels {
                     tokens: $isa::tokens::<Packed<F>>,
-                    unpacking: if $unpacking_pays {
-                        Some(Unpacking { unpack: $isa::unpack::<Packed<F>>, tokens: $isa::tokens::<Unpacked<F>> })
-                    } else {
-                        None
+                    unpacking: Unpacking {
+                        block_steps: F::BLOCK_STEPS,
+                        unpack: $isa::unpack::<Packed<F>, Unpacked<F, $scales>>,
+                        tokens: $isa::unpacked_tokens::<Unpacked<F, $scales>>,
                     },
                 }
             };
         }
         match isa.level() {
-            Level::Scalar => kernels!(scalar, true),
-            // A register file of 16 holds the sums of 4 tokens, two halves of a tile apart: a group is taken apart for 4
-            // products only. On Zen 4, 512 tokens, in Gop/s a thread, unpacked and packed: Q4_1 208 191, Q5_1 191 156,
-            // Q6_K 143 121, Q8_0 equal.
+            Level::Scalar => kernels!(scalar, 1),
             #[cfg(target_arch = "x86_64")]
-            Level::Avx2 | Level::AvxVnni => kernels!(avx2, F::CODE_BITS < 8),
-            // Here it is 8 tokens and all rows, 64 bytes for 8 products, on ports that the products leave free. As
-            // above: Q4_1 308 326, Q5_1 307 328, Q8_0 332 357, Q2_K 245 249, but Q3_K 272 252, Q6_K 270 255.
+            Level::Avx2 | Level::AvxVnni => kernels!(avx2, 1),
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512 | Level::Avx512Bf16 => kernels!(avx512, F::CODE_BITS == 3 || F::CODE_BITS == 6),
+            Level::Avx512 | Level::Avx512Bf16 => kernels!(avx512, FRACTIONS),
         }
     }
 
-    /// Adds the products of all `num_steps` steps of `tile` with each token of `panel` to the token's `sums`.
-    pub(super) fn tokens(self, tile: &[u8], num_steps: usize, panel: &Panel, sums: &mut [Sums; PANEL_TOKENS]) {
+    /// Adds the products of `tile` with each token of `panel` to the token's `sums`.
+    pub(super) fn tokens(self, tile: &[u8], panel: &Panel, sums: &mut [Sums; PANEL_TOKENS]) {
         // SAFETY: the CPU has the instruction set, by the invariant.
-        unsafe { (self.tokens)(tile, 0..num_steps, panel, sums) }
+        unsafe { (self.tokens)(tile, panel, sums) }
     }
 
-    /// The kernels for many tokens, if those for few are not the best for them.
-    pub(super) fn unpacking(self) -> Option<Unpacking> {
+    /// The kernels for many tokens.
+    pub(super) fn unpacking(self) -> Unpacking {
         self.unpacking
     }
 }
 
 impl Unpacking {
+    /// Steps of a block.
+    pub(super) fn block_steps(self) -> usize {
+        self.block_steps
+    }
+
     /// Unpacks `steps` of `tile`, which start and end with a block.
     pub(super) fn unpack(self, tile: &[u8], steps: Range<usize>, scratch: &mut Scratch) {
         // SAFETY: the CPU has the instruction set, by the invariant.
         unsafe { (self.unpack)(tile, steps, scratch) }
     }
 
-    /// Adds the products of `steps`, which have been unpacked, with each token of `panel` to the token's `sums`.
-    pub(super) fn tokens(self, scratch: &Scratch, steps: Range<usize>, panel: &Panel, sums: &mut [Sums; PANEL_TOKENS]) {
+    /// Adds the products of one or two tiles, of which as many steps have been unpacked as `x` has, with each token of `x`
+    /// to the tile's and token's sums. `next` is what the same stretch will be multiplied with then.
+    pub(super) fn tokens(self, scratch: &[Scratch], x: &[PanelStep], next: &[PanelStep], sums: &mut PanelSums) {
         // SAFETY: the CPU has the instruction set, by the invariant.
-        unsafe { (self.tokens)(scratch.bytes(), steps, panel, sums) }
+        unsafe { (self.tokens)(scratch, x, next, sums) }
     }
 }
 

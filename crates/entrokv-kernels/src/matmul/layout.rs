@@ -6,6 +6,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
+use crate::activations::Fraction;
 use crate::dequantize::{BlockFormat, Scales};
 use crate::matrix::TILE_ROWS;
 use crate::matrix::packing::{GROUP_BYTES, Packing, STEP_GROUPS};
@@ -37,8 +38,12 @@ pub(super) trait Layout {
     const UNIT_GROUPS: usize = STEP_GROUPS / Self::STEP_UNITS;
     /// Whether units have minima.
     const HAS_MIN: bool = Self::Format::HAS_MIN;
+    /// Scales kept of each unit: its own, or this and its products with the fractions a scale of activations can have.
+    const UNIT_SCALES: usize = 1;
+    /// Where a step's minima come among its values.
+    const MINS_AT: usize = Self::UNIT_SCALES * Self::STEP_UNITS;
     /// Scales and minima of a step.
-    const STEP_VALUES: usize = if Self::HAS_MIN { 2 * Self::STEP_UNITS } else { Self::STEP_UNITS };
+    const STEP_VALUES: usize = Self::MINS_AT + if Self::HAS_MIN { Self::STEP_UNITS } else { 0 };
 }
 
 /// How a layout spells scales.
@@ -67,33 +72,59 @@ impl<F: BlockFormat> Layout for Packed<F> {
     const BLOCK_SCALE_BYTES: usize = F::BLOCK_SCALE_BYTES;
 }
 
-/// A stretch of a tile in [`Scratch`].
-pub(super) struct Unpacked<F>(PhantomData<F>);
+/// A stretch of a tile in [`Scratch`], with so many scales of each unit: 1 or [`FRACTIONS`].
+pub(super) struct Unpacked<F, const SCALES: usize>(PhantomData<F>);
 
-impl<F: BlockFormat> Layout for Unpacked<F> {
+impl<F: BlockFormat, const SCALES: usize> Layout for Unpacked<F, SCALES> {
     type Format = F;
     const STORED_BITS: u32 = 8;
     const SCALES: ScaleLayout = ScaleLayout::Float;
     const BLOCK_STEPS: usize = 1;
+    const UNIT_SCALES: usize = SCALES;
     const BLOCK_SCALE_BYTES: usize = UNIT_SCALE_BYTES * Self::STEP_VALUES;
 }
 
 /// Bytes of the f32 scales of one unit of 16 rows.
 pub(super) const UNIT_SCALE_BYTES: usize = 4 * TILE_ROWS;
 
-/// Steps of a stretch: 1,024 columns, whose codes and scales (20 to 32 KiB) stay in the nearest caches while the tokens go
-/// over them. A multiple of the steps of every block.
-pub(super) const STRETCH_STEPS: usize = 32;
+/// Fractions that a scale of activations can have: 0, 1/8, .. 7/8.
+pub(super) const FRACTIONS: usize = Fraction::ALL.len();
 
-/// Room for a stretch of a tile in the layout [`Unpacked`]: cache lines of f32 scales, at most 4 a step, and of codes.
+/// Tiles that meet the same activations together.
+pub(super) const PAIR: usize = 2;
+
+/// Steps of a stretch at most: what is unpacked of them stays in the first-level cache while the tokens go over it.
+pub(super) const STRETCH_STEPS: usize = 16;
+
+/// Values of a step at most: scales of two units with every fraction, and their minima.
+const MAX_STEP_VALUES: usize = 2 * FRACTIONS + 2;
+
+/// Room for a stretch of a tile in the layout [`Unpacked`]: step by step cache lines of f32 scales and of codes.
 #[repr(C, align(64))]
-pub(super) struct Scratch([[u8; GROUP_BYTES]; STRETCH_STEPS * (4 + STEP_GROUPS)]);
+pub(super) struct Scratch([[u8; GROUP_BYTES]; STRETCH_STEPS * (MAX_STEP_VALUES + STEP_GROUPS)]);
 
 const _: () = assert!(UNIT_SCALE_BYTES == GROUP_BYTES);
 
 impl Scratch {
-    pub(super) fn zeroed() -> Self {
-        Self([[0; GROUP_BYTES]; STRETCH_STEPS * (4 + STEP_GROUPS)])
+    pub(super) const fn zeroed() -> Self {
+        Self([[0; GROUP_BYTES]; STRETCH_STEPS * (MAX_STEP_VALUES + STEP_GROUPS)])
+    }
+
+    /// Steps of each stretch but the last, of `num_steps` cut evenly: whole blocks of `block_steps`.
+    pub(super) fn stretch_steps(num_steps: usize, block_steps: usize) -> usize {
+        let num_stretches = num_steps.div_ceil(STRETCH_STEPS / block_steps * block_steps);
+        num_steps.div_ceil(num_stretches).next_multiple_of(block_steps)
+    }
+
+    /// Values (scales per unit, then minima per unit) and groups of codes of step `step`.
+    #[inline(always)]
+    pub(super) fn step<L: Layout>(
+        &self,
+        step: usize,
+    ) -> (&[[u8; UNIT_SCALE_BYTES]], &[[u8; GROUP_BYTES]; STEP_GROUPS]) {
+        let lines = &self.0[step * (L::STEP_VALUES + STEP_GROUPS)..][..L::STEP_VALUES + STEP_GROUPS];
+        let (values, groups) = lines.split_at(L::STEP_VALUES);
+        (values, groups.first_chunk().expect("what is left of the step"))
     }
 
     /// Its bytes, step after step.
@@ -101,7 +132,7 @@ impl Scratch {
         self.0.as_flattened()
     }
 
-    /// Scales (per unit, then minima per unit) and groups of codes, step by step.
+    /// Values (scales per unit, then minima per unit) and groups of codes, step by step.
     pub(super) fn steps<L: Layout>(&self) -> impl Iterator<Item = (&[[u8; UNIT_SCALE_BYTES]], &[[u8; GROUP_BYTES]])> {
         self.0.chunks_exact(L::STEP_VALUES + STEP_GROUPS).map(|step| step.split_at(L::STEP_VALUES))
     }
