@@ -7,7 +7,8 @@
 //! Invariants, each a test of that name:
 //!
 //! * `budgets_print_what_they_parse_from`.
-//! * `a_resolved_budget_never_exceeds_what_was_asked`, unless raised.
+//! * `a_resolved_budget_never_exceeds_what_was_asked`, unless raised; for coded caches its bytes are the most that so many
+//!   pages can weigh, whichever of them are still as they were written ([`PageCost`]).
 //! * `absolute_budgets_below_the_pins_are_refused`, naming both numbers.
 //! * `fractions_below_the_pins_are_raised`.
 //! * `a_hundred_percent_is_unlimited`.
@@ -19,7 +20,7 @@ use std::fmt;
 
 use thiserror::Error;
 
-use crate::page::PageKind;
+use crate::page_cost::PageCost;
 use crate::pins::Pins;
 use crate::shape::CacheShape;
 
@@ -64,7 +65,7 @@ pub enum Budget {
 pub struct ResolvedBudget {
     /// Pages each KV group of a global layer may hold (`k_pages`); `usize::MAX` where unlimited.
     pub pages_per_group: usize,
-    /// Payload bytes of that many pages in all those groups; `u64::MAX` where unlimited.
+    /// Most payload bytes of that many pages in all those groups; `u64::MAX` where unlimited.
     pub bytes: u64,
     /// Whether a fraction was raised to the smallest budget there is.
     pub raised: bool,
@@ -73,32 +74,34 @@ pub struct ResolvedBudget {
 }
 
 impl Budget {
-    /// What the budget comes to once a prompt of `prompt_tokens` has been read into pages of `kind`.
+    /// What the budget comes to once a prompt of `prompt_tokens` has been read into pages that weigh `cost`: a
+    /// [`PageKind`](crate::PageKind) where all are alike.
     ///
     /// For fractions `k = floor(rho T)` tokens and `max(smallest, floor(k / B))` pages (specification, sections 2 and
-    /// 10); 100 % and more is unlimited. Bytes are divided among groups and then by bytes of a page, rounding down both
-    /// times.
+    /// 10); 100 % and more is unlimited. Bytes are divided among groups, rounding down, and then come to as many pages as
+    /// never weigh more.
     ///
     /// # Errors
     /// As [`Budget::check`].
     pub fn resolve(
         &self,
         shape: &CacheShape,
-        kind: PageKind,
+        cost: impl Into<PageCost>,
         prompt_tokens: usize,
         pins: &Pins,
     ) -> Result<ResolvedBudget, BudgetError> {
+        let cost = cost.into();
         let smallest = pins.smallest_pages(shape.page_size);
         let Budget::Fraction(fraction) = self else {
-            let pages = self.checked_pages(shape, kind, pins)?;
-            return Ok(ResolvedBudget::of(pages, shape, kind));
+            let pages = self.checked_pages(shape, &cost, pins)?;
+            return Ok(ResolvedBudget::of(pages, shape, &cost));
         };
         if fraction.is_whole() {
             return Ok(ResolvedBudget { pages_per_group: usize::MAX, bytes: u64::MAX, raised: false, unlimited: true });
         }
         // Below one, the floor of a part of a usize is a usize.
         let pages = fraction.floor_of(prompt_tokens as u64) as usize / shape.page_size;
-        let resolved = ResolvedBudget::of(pages.max(smallest), shape, kind);
+        let resolved = ResolvedBudget::of(pages.max(smallest), shape, &cost);
         Ok(ResolvedBudget { raised: pages < smallest, ..resolved })
     }
 
@@ -107,32 +110,34 @@ impl Budget {
     /// # Errors
     /// [`BudgetError::BelowPins`] for an absolute budget smaller than what must stay resident;
     /// [`BudgetError::NothingToCap`] for one in bytes where no layer is global.
-    pub fn check(&self, shape: &CacheShape, kind: PageKind, pins: &Pins) -> Result<(), BudgetError> {
+    pub fn check(&self, shape: &CacheShape, cost: impl Into<PageCost>, pins: &Pins) -> Result<(), BudgetError> {
         match self {
             Budget::Fraction(_) => Ok(()),
-            Budget::Bytes(_) | Budget::Pages(_) | Budget::Tokens(_) => self.checked_pages(shape, kind, pins).map(drop),
+            Budget::Bytes(_) | Budget::Pages(_) | Budget::Tokens(_) => {
+                self.checked_pages(shape, &cost.into(), pins).map(drop)
+            }
         }
     }
 
     /// Pages per group of an absolute budget, if it is not below the pins.
-    fn checked_pages(&self, shape: &CacheShape, kind: PageKind, pins: &Pins) -> Result<usize, BudgetError> {
+    fn checked_pages(&self, shape: &CacheShape, cost: &PageCost, pins: &Pins) -> Result<usize, BudgetError> {
         let num_groups = shape.num_global_groups() as u64;
-        let page_bytes = kind.page_bytes(shape);
+        let whole = |pages: u64| usize::try_from(pages).unwrap_or(usize::MAX);
         let pages = match *self {
             Budget::Bytes(bytes) => {
-                bytes.checked_div(num_groups).ok_or(BudgetError::NothingToCap { budget: *self })? / page_bytes
+                let bytes = bytes.checked_div(num_groups).ok_or(BudgetError::NothingToCap { budget: *self })?;
+                cost.pages_within(bytes, shape)
             }
-            Budget::Pages(pages) => pages,
-            Budget::Tokens(tokens) => tokens / shape.page_size as u64,
+            Budget::Pages(pages) => whole(pages),
+            Budget::Tokens(tokens) => whole(tokens / shape.page_size as u64),
             Budget::Fraction(_) => unreachable!("the callers resolve fractions themselves"),
         };
-        let pages = usize::try_from(pages).unwrap_or(usize::MAX);
         let smallest_pages = pins.smallest_pages(shape.page_size);
         if pages >= smallest_pages {
             return Ok(pages);
         }
         let smallest = match *self {
-            Budget::Bytes(_) => Budget::Bytes(bytes_of(smallest_pages, shape, kind)),
+            Budget::Bytes(_) => Budget::Bytes(bytes_of(smallest_pages, shape, cost)),
             Budget::Tokens(_) => Budget::Tokens((smallest_pages as u64).saturating_mul(shape.page_size as u64)),
             Budget::Pages(_) | Budget::Fraction(_) => Budget::Pages(smallest_pages as u64),
         };
@@ -141,14 +146,14 @@ impl Budget {
 }
 
 impl ResolvedBudget {
-    fn of(pages_per_group: usize, shape: &CacheShape, kind: PageKind) -> Self {
-        Self { pages_per_group, bytes: bytes_of(pages_per_group, shape, kind), raised: false, unlimited: false }
+    fn of(pages_per_group: usize, shape: &CacheShape, cost: &PageCost) -> Self {
+        Self { pages_per_group, bytes: bytes_of(pages_per_group, shape, cost), raised: false, unlimited: false }
     }
 }
 
 /// Bytes of so many pages in every global KV group.
-fn bytes_of(pages_per_group: usize, shape: &CacheShape, kind: PageKind) -> u64 {
-    (pages_per_group as u64).saturating_mul(shape.num_global_groups() as u64).saturating_mul(kind.page_bytes(shape))
+fn bytes_of(pages_per_group: usize, shape: &CacheShape, cost: &PageCost) -> u64 {
+    cost.bytes(pages_per_group, shape).saturating_mul(shape.num_global_groups() as u64)
 }
 
 impl fmt::Display for Budget {

@@ -10,7 +10,8 @@
 //! * `growing_opens_as_many_pages_as_needed`, for any number of tokens at once.
 //! * `evicted_pages_never_come_back`, and what remains stays in ascending order.
 //! * `the_open_page_cannot_be_freed`: the next token would have nowhere to go.
-//! * `a_refused_fate_changes_nothing`.
+//! * `a_refused_fate_changes_nothing`, a plan the pool has no room for included.
+//! * `a_recoded_page_moves_to_a_frame_of_its_size`, and the old frame is free once its bytes have been read.
 //! * `window_layers_keep_what_the_next_query_sees`, and no policy touches them.
 //! * `footprint_is_what_the_frames_hold`.
 //! * `releasing_returns_every_frame`.
@@ -21,13 +22,14 @@ mod table;
 
 use std::sync::Arc;
 
-use crate::page::{PageIndex, PageKind};
+use crate::page::PageIndex;
+use crate::page_kind::PageKind;
 use crate::pool::{PagePool, PoolExhausted};
 use crate::shape::{CacheShape, KvGroup, LayerKind};
 
 use self::table::Table;
 
-pub use self::fate::{Applied, FateError, PageFate};
+pub use self::fate::{Applied, FateError, PageFate, PageMove, PagePlace};
 pub use self::footprint::{Footprint, KindFootprint};
 pub use self::table::{ResidentPage, Slot};
 
@@ -50,7 +52,7 @@ pub use self::table::{ResidentPage, Slot};
 ///
 /// // One page of one head goes; its siblings stay, and so do all positions.
 /// let group = KvGroup { layer: 1, kv_head: 2 };
-/// cache.apply(&mut pool, group, &[PageFate::Keep, PageFate::Free, PageFate::Keep])?;
+/// cache.apply(&mut pool, group, &[PageFate::Keep, PageFate::Free, PageFate::Keep], &mut |_| ())?;
 /// assert_eq!((cache.logical_len(), cache.resident_tokens(group)), (40, 24));
 /// assert_eq!(cache.slot(group, 20), None);
 /// assert_eq!(cache.footprint().global_bytes, (6 * 3 - 1) * 4096);
@@ -143,10 +145,21 @@ impl KvCache {
 
     /// Gives each page `group` holds its fate, in the order of [`KvCache::table`].
     ///
+    /// Pages that are to be of another kind get new frames first; `recode` is called once with all of them, if there are
+    /// any, and must fill the new frames from the old ones. Then the old frames go back to the pool, and so do those of
+    /// the pages that are freed.
+    ///
     /// # Errors
-    /// [`FateError`] if the fates are not one a page, a page cannot have its fate, or the group belongs to a window
-    /// layer, which no policy touches. Then nothing has changed.
-    pub fn apply(&mut self, pool: &mut PagePool, group: KvGroup, fates: &[PageFate]) -> Result<Applied, FateError> {
+    /// [`FateError`] if the fates are not one a page, a page cannot have its fate, the pool has no room for the new frames
+    /// beside the old ones, or the group belongs to a window layer, which no policy touches. Then nothing has changed and
+    /// `recode` was not called.
+    pub fn apply(
+        &mut self,
+        pool: &mut PagePool,
+        group: KvGroup,
+        fates: &[PageFate],
+        recode: &mut dyn FnMut(&[PageMove]),
+    ) -> Result<Applied, FateError> {
         let open_page = self.open_page();
         let index = self.shape.group_index(group);
         if self.shape.layers[group.layer as usize] != LayerKind::Global {
@@ -154,7 +167,9 @@ impl KvCache {
         }
         let table = &mut self.tables[index];
         table.check(fates, open_page)?;
-        Ok(table.retain(pool, |index, _| fates[index] != PageFate::Free))
+        let pages_recoded = table.recode(pool, &self.shape, fates, recode)?;
+        let freed = table.retain(pool, |index, _| fates[index] != PageFate::Free);
+        Ok(Applied { pages_recoded, ..freed })
     }
 
     /// Frees the pages of window layers that the next query cannot see: those without a position greater than

@@ -12,12 +12,15 @@
 pub mod attention_rows;
 pub mod budget;
 pub mod certificate;
+pub mod encoding;
 pub mod entropy;
 pub mod kv_cache;
 pub mod mean_pages;
 pub mod overlap;
 pub mod page;
+pub mod page_cost;
 pub mod page_entro_kv;
+pub mod page_kind;
 pub mod pins;
 pub mod policy;
 pub mod pool;
@@ -27,14 +30,19 @@ pub mod shape;
 pub use attention_rows::{AttentionRows, PageSpan, RowSource, RowTap, Taps};
 pub use budget::{Budget, BudgetError, BudgetParseError, Ratio, RatioError, ResolvedBudget};
 pub use certificate::{Certificates, FiniteContext};
+pub use encoding::{Encoding, EncodingError};
 pub use entropy::{MIN_RESIDUAL_MASS, RenyiOrder, head_weights, residual_entropy};
-pub use kv_cache::{Applied, FateError, Footprint, KindFootprint, KvCache, PageFate, ResidentPage, Slot};
+pub use kv_cache::{
+    Applied, FateError, Footprint, KindFootprint, KvCache, PageFate, PageMove, PagePlace, ResidentPage, Slot,
+};
 pub use mean_pages::MeanPages;
 pub use overlap::{Overlap, OverlapError};
-pub use page::{PageIndex, PageKind, PageKindError};
+pub use page::PageIndex;
+pub use page_cost::PageCost;
 pub use page_entro_kv::{
     BlockProjection, ObservedRow, PageEntroKv, PageEntroKvOptions, PageEntroKvScorer, PoolOn, Pooling,
 };
+pub use page_kind::{KindShapeError, PageKind, PageKindError};
 pub use pins::{OpenPage, Pins, RecentPages};
 pub use policy::{EvictionPolicy, POLICY_NAMES, PageScorer, PolicyError, Schedule, parse_policy};
 pub use pool::{ClassUsage, Frame, PagePool, PoolExhausted};

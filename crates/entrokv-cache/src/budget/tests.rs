@@ -1,6 +1,8 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::encoding::Encoding;
+use crate::page_kind::PageKind;
 use crate::pins::RecentPages;
 use crate::shape::LayerKind;
 
@@ -275,4 +277,24 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn coded_caches_count_what_their_pages_can_weigh() {
+    let (shape, pins) = (smollm2(), Pins::default());
+    let stored = PageKind::of(Encoding::Tq4);
+    let cost = |max_written| PageCost { written: PageKind::F16, stored, max_written };
+    let resolve = |budget: Budget, cost: PageCost| budget.resolve(&shape, cost, 1024, &pins).unwrap();
+    // The same 12 pages of a fifth of 1,024 tokens, of which 4 may still be 16-bit floats.
+    let fifth = resolve(ratio(1, 5), cost(4));
+    assert_eq!((fifth.pages_per_group, fifth.bytes), (12, 90 * (4 * 4096 + 8 * 1088)));
+    // The same bytes keep three times as many pages as codes: 4 and the 32 that fit beside them into 48 KiB.
+    let bytes = Budget::Bytes(90 * 12 * 4096);
+    assert_eq!(resolve(bytes, PageKind::F16.into()).pages_per_group, 12);
+    assert_eq!(resolve(bytes, cost(usize::MAX)).pages_per_group, 12, "nothing is encoded yet");
+    let coded = resolve(bytes, cost(4));
+    assert_eq!(coded.pages_per_group, 4 + (12 - 4) * 4096 / 1088);
+    assert!(coded.bytes <= 90 * 12 * 4096 && coded.bytes + 90 * 1088 > 90 * 12 * 4096);
+    let refused = Budget::Bytes(90 * 8000).check(&shape, cost(4), &pins).unwrap_err();
+    assert!(matches!(refused, BudgetError::BelowPins { smallest: Budget::Bytes(737_280), pages: 1, .. }), "{refused}");
 }

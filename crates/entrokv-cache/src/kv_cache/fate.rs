@@ -1,23 +1,47 @@
 //! What a plan decides for each page, and how a cache refuses what cannot be.
 
-use std::ops::AddAssign;
+use std::ops::{AddAssign, Range};
 
 use thiserror::Error;
 
-use crate::page::{PageIndex, PageKind};
+use crate::page::PageIndex;
+use crate::page_kind::PageKind;
+use crate::pool::PoolExhausted;
 
 /// What becomes of one resident page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PageFate {
     /// It stays as it is.
     Keep,
-    /// It stays, stored as this kind. Its own kind means [`PageFate::Keep`]; others are not supported yet.
+    /// It stays, stored as this kind in a frame of its size. Its own kind means [`PageFate::Keep`].
     Recode(PageKind),
     /// Its frame goes back to the pool, and its tokens are gone for good.
     Free,
 }
 
-/// What applying fates freed.
+/// A page on its way to another kind: whoever keeps the bytes encodes those of one place into the other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PageMove {
+    /// Which page of its KV group it is.
+    pub page: PageIndex,
+    /// Tokens filled.
+    pub len: u32,
+    /// Where it lies; these bytes are the pool's again afterwards.
+    pub from: PagePlace,
+    /// Where it will lie: a new frame, its bytes undefined.
+    pub to: PagePlace,
+}
+
+/// A page's frame and what its bytes mean.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PagePlace {
+    /// How the page is stored there.
+    pub kind: PageKind,
+    /// Bytes of the frame.
+    pub range: Range<u64>,
+}
+
+/// What applying fates did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Applied {
     /// Pages given back to the pool.
@@ -26,6 +50,8 @@ pub struct Applied {
     pub tokens_freed: u64,
     /// Bytes of their frames.
     pub bytes_freed: u64,
+    /// Pages that are stored as another kind now.
+    pub pages_recoded: u64,
 }
 
 impl AddAssign for Applied {
@@ -33,6 +59,7 @@ impl AddAssign for Applied {
         self.pages_freed += other.pages_freed;
         self.tokens_freed += other.tokens_freed;
         self.bytes_freed += other.bytes_freed;
+        self.pages_recoded += other.pages_recoded;
     }
 }
 
@@ -48,7 +75,7 @@ pub enum FateError {
         resident: usize,
     },
     /// The page being filled must stay: the next token goes there.
-    #[error("page {} is still being filled and cannot be freed", page.0)]
+    #[error("page {} is still being filled and can be neither freed nor re-encoded", page.0)]
     OpenPage {
         /// The open page.
         page: PageIndex,
@@ -59,9 +86,9 @@ pub enum FateError {
         /// The layer.
         layer: u32,
     },
-    /// A change of kind.
-    #[error("re-encoding page {} from {from} to {to} is not supported yet", page.0)]
-    RecodeUnsupported {
+    /// Codes that were to be encoded again.
+    #[error("page {} cannot be re-encoded from {from} to {to}: codes stay what they are", page.0)]
+    Coded {
         /// The page.
         page: PageIndex,
         /// What it is.
@@ -69,4 +96,7 @@ pub enum FateError {
         /// What it was to become.
         to: PageKind,
     },
+    /// No room for the new frames beside the old ones.
+    #[error(transparent)]
+    Pool(#[from] PoolExhausted),
 }

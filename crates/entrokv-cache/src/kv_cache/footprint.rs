@@ -1,7 +1,7 @@
 //! The byte ledger of one sequence.
 
 use crate::kv_cache::table::Table;
-use crate::page::PageKind;
+use crate::page_kind::PageKind;
 use crate::shape::LayerKind;
 
 /// What a cache holds: payload, counted from frames, and metadata beside it, never mixed.
@@ -17,13 +17,15 @@ pub struct Footprint {
     pub global_pages: u64,
     /// Pages held in window layers.
     pub window_pages: u64,
-    /// The payload of all layers by kind of page, in the order of [`PageKind::ALL`].
-    pub kinds: [KindFootprint; PageKind::ALL.len()],
+    /// The payload of all layers by kind of page, ascending; kinds without a page are left out.
+    pub kinds: Vec<KindFootprint>,
 }
 
 /// Pages of one kind.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KindFootprint {
+    /// The kind.
+    pub kind: PageKind,
     /// How many there are.
     pub pages: u64,
     /// Bytes of their frames.
@@ -38,13 +40,15 @@ impl Footprint {
 
     /// Pages of one kind, over all layers.
     pub fn kind(&self, kind: PageKind) -> KindFootprint {
-        self.kinds[kind.ordinal()]
+        let found = self.kinds.iter().find(|footprint| footprint.kind == kind);
+        found.copied().unwrap_or(KindFootprint { kind, pages: 0, bytes: 0 })
     }
 
     /// Counts in the table of one KV group of a layer.
     pub(super) fn add(&mut self, layer: LayerKind, table: &Table) {
         let (mut pages, mut bytes) = (0, 0);
-        for (total, held) in self.kinds.iter_mut().zip(table.held()) {
+        for held in table.held().iter().filter(|held| held.pages > 0) {
+            let total = KindFootprint::entry(&mut self.kinds, held.kind);
             total.pages += held.pages;
             total.bytes += held.bytes;
             pages += held.pages;
@@ -61,5 +65,19 @@ impl Footprint {
             }
         }
         self.metadata_bytes += table.heap_bytes();
+    }
+}
+
+impl KindFootprint {
+    /// The count of `kind` in a list that ascends by kind, added where it is missing.
+    pub(super) fn entry(kinds: &mut Vec<KindFootprint>, kind: PageKind) -> &mut KindFootprint {
+        let place = match kinds.binary_search_by_key(&kind, |footprint| footprint.kind) {
+            Ok(place) => place,
+            Err(place) => {
+                kinds.insert(place, KindFootprint { kind, pages: 0, bytes: 0 });
+                place
+            }
+        };
+        &mut kinds[place]
     }
 }

@@ -2,10 +2,12 @@
 
 use std::ops::Range;
 
-use crate::kv_cache::fate::{Applied, FateError, PageFate};
+use crate::kv_cache::fate::{Applied, FateError, PageFate, PageMove, PagePlace};
 use crate::kv_cache::footprint::KindFootprint;
-use crate::page::{PageIndex, PageKind};
-use crate::pool::{Frame, PagePool};
+use crate::page::PageIndex;
+use crate::page_kind::PageKind;
+use crate::pool::{Frame, PagePool, PoolExhausted};
+use crate::shape::CacheShape;
 
 /// A page a KV group holds, and the frame it lives in.
 #[derive(Debug)]
@@ -54,7 +56,7 @@ pub(super) struct Table {
     /// Tokens of `pages`, and their number and bytes by kind: kept as they change, since a step asks for them more often
     /// than it changes them, and a long sequence has many pages.
     resident_tokens: usize,
-    held: [KindFootprint; PageKind::ALL.len()],
+    held: Vec<KindFootprint>,
 }
 
 impl Table {
@@ -72,7 +74,7 @@ impl Table {
 
     /// Bytes the table takes beside itself.
     pub(super) fn heap_bytes(&self) -> u64 {
-        (self.pages.capacity() * size_of::<ResidentPage>()) as u64
+        (self.pages.capacity() * size_of::<ResidentPage>() + self.held.capacity() * size_of::<KindFootprint>()) as u64
     }
 
     pub(super) fn slot(&self, position: u32, page_size: usize) -> Option<Slot> {
@@ -96,7 +98,7 @@ impl Table {
             let filled = positions.end.min(page_start + page_size) - page_start;
             if position == page_start {
                 let frame = next_frame();
-                let held = &mut self.held[kind.ordinal()];
+                let held = KindFootprint::entry(&mut self.held, kind);
                 held.pages += 1;
                 held.bytes += frame.bytes();
                 let index = PageIndex((page_start / page_size) as u32);
@@ -117,16 +119,65 @@ impl Table {
         }
         for (page, fate) in self.pages.iter().zip(fates) {
             match *fate {
-                PageFate::Free if Some(page.index) == open_page => {
+                PageFate::Keep => {}
+                PageFate::Recode(to) if to == page.kind => {}
+                PageFate::Free | PageFate::Recode(_) if Some(page.index) == open_page => {
                     return Err(FateError::OpenPage { page: page.index });
                 }
-                PageFate::Recode(to) if to != page.kind => {
-                    return Err(FateError::RecodeUnsupported { page: page.index, from: page.kind, to });
+                PageFate::Recode(to) if !page.kind.can_become(to) => {
+                    return Err(FateError::Coded { page: page.index, from: page.kind, to });
                 }
-                PageFate::Keep | PageFate::Recode(_) | PageFate::Free => {}
+                PageFate::Recode(_) | PageFate::Free => {}
             }
         }
         Ok(())
+    }
+
+    /// Moves the pages that are to be of another kind into new frames, after `recode` has filled those; returns how many.
+    ///
+    /// All new frames are taken before the first old one is given back, so that a refusal leaves everything as it was.
+    pub(super) fn recode(
+        &mut self,
+        pool: &mut PagePool,
+        shape: &CacheShape,
+        fates: &[PageFate],
+        recode: &mut dyn FnMut(&[PageMove]),
+    ) -> Result<u64, PoolExhausted> {
+        let (mut frames, mut moves) = (Vec::new(), Vec::new());
+        for (place, (page, fate)) in self.pages.iter().zip(fates).enumerate() {
+            let PageFate::Recode(kind) = *fate else { continue };
+            if kind == page.kind {
+                continue;
+            }
+            match pool.allocate(kind.page_bytes(shape)) {
+                Ok(frame) => {
+                    let from = PagePlace { kind: page.kind, range: page.range() };
+                    let to = PagePlace { kind, range: frame.range() };
+                    moves.push(PageMove { page: page.index, len: page.len, from, to });
+                    frames.push((place, kind, frame));
+                }
+                Err(error) => {
+                    frames.into_iter().for_each(|(_, _, frame)| pool.release(frame));
+                    return Err(error);
+                }
+            }
+        }
+        if moves.is_empty() {
+            return Ok(0);
+        }
+        recode(&moves);
+        for (place, kind, frame) in frames {
+            let page = &mut self.pages[place];
+            let held = KindFootprint::entry(&mut self.held, kind);
+            held.pages += 1;
+            held.bytes += frame.bytes();
+            let held = KindFootprint::entry(&mut self.held, page.kind);
+            held.pages -= 1;
+            held.bytes -= page.frame.bytes();
+            page.kind = kind;
+            pool.release(std::mem::replace(&mut page.frame, frame));
+        }
+        Ok(moves.len() as u64)
     }
 
     /// Keeps the pages `keep` says (given their place in the table), frees the others.
@@ -137,11 +188,16 @@ impl Table {
             place += 1;
             !keep(place - 1, page)
         }) {
-            let held = &mut self.held[page.kind.ordinal()];
+            let held = KindFootprint::entry(&mut self.held, page.kind);
             held.pages -= 1;
             held.bytes -= page.frame.bytes();
             self.resident_tokens -= page.len as usize;
-            applied += Applied { pages_freed: 1, tokens_freed: u64::from(page.len), bytes_freed: page.frame.bytes() };
+            applied += Applied {
+                pages_freed: 1,
+                tokens_freed: u64::from(page.len),
+                bytes_freed: page.frame.bytes(),
+                pages_recoded: 0,
+            };
             pool.release(page.frame);
         }
         // Metadata is memory too: a prompt cut to a fifth does not go on paying for the table it once needed.

@@ -1,10 +1,13 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::encoding::Encoding;
 
 const GLOBAL: KvGroup = KvGroup { layer: 0, kv_head: 1 };
 const WINDOW: KvGroup = KvGroup { layer: 1, kv_head: 0 };
 const PAGE_BYTES: u64 = 128;
+/// The same page as codes of 4 bits: 4 tokens of twice 4 bytes and a scale of 2.
+const TQ4_BYTES: u64 = 48;
 
 /// Two layers of two KV heads, the second with a window; 4-token pages of 128 bytes (f16).
 fn shape(window: u32) -> Arc<CacheShape> {
@@ -17,6 +20,11 @@ fn grown(num_pages: u64, num_tokens: usize) -> (PagePool, KvCache) {
     let mut cache = KvCache::new(shape(5), PageKind::F16);
     cache.grow(&mut pool, num_tokens).unwrap();
     (pool, cache)
+}
+
+/// For plans that move no page.
+fn no_move(moves: &[PageMove]) {
+    panic!("{moves:?} were to be moved");
 }
 
 fn indices(cache: &KvCache, group: KvGroup) -> Vec<u32> {
@@ -77,7 +85,7 @@ fn growing_is_all_or_nothing() {
 #[test]
 fn slots_follow_positions() {
     let (mut pool, mut cache) = grown(100, 10);
-    cache.apply(&mut pool, GLOBAL, &[PageFate::Keep, PageFate::Free, PageFate::Keep]).unwrap();
+    cache.apply(&mut pool, GLOBAL, &[PageFate::Keep, PageFate::Free, PageFate::Keep], &mut no_move).unwrap();
     let frame = |place: usize| cache.table(GLOBAL)[place].range();
     let slot = |range, index| Some(Slot { range, kind: PageKind::F16, index });
     assert_eq!(cache.slot(GLOBAL, 0), slot(frame(0), 0));
@@ -93,9 +101,10 @@ fn slots_follow_positions() {
 #[test]
 fn evicted_pages_never_come_back() {
     let (mut pool, mut cache) = grown(100, 16);
-    let applied =
-        cache.apply(&mut pool, GLOBAL, &[PageFate::Keep, PageFate::Free, PageFate::Free, PageFate::Free]).unwrap();
-    assert_eq!(applied, Applied { pages_freed: 3, tokens_freed: 12, bytes_freed: 3 * PAGE_BYTES });
+    let fates = [PageFate::Keep, PageFate::Free, PageFate::Free, PageFate::Free];
+    let applied = cache.apply(&mut pool, GLOBAL, &fates, &mut no_move).unwrap();
+    let freed = Applied { pages_freed: 3, tokens_freed: 12, bytes_freed: 3 * PAGE_BYTES, pages_recoded: 0 };
+    assert_eq!(applied, freed);
     assert_eq!((cache.logical_len(), cache.resident_tokens(GLOBAL)), (16, 4));
     // The newest page was full, so it could go; what comes next has its own index.
     cache.grow(&mut pool, 5).unwrap();
@@ -108,10 +117,12 @@ fn evicted_pages_never_come_back() {
 #[test]
 fn the_open_page_cannot_be_freed() {
     let (mut pool, mut cache) = grown(100, 6);
-    let refused = cache.apply(&mut pool, GLOBAL, &[PageFate::Free, PageFate::Free]).unwrap_err();
-    assert_eq!(refused, FateError::OpenPage { page: PageIndex(1) });
-    assert_eq!(refused.to_string(), "page 1 is still being filled and cannot be freed");
-    cache.apply(&mut pool, GLOBAL, &[PageFate::Free, PageFate::Keep]).unwrap();
+    for fate in [PageFate::Free, PageFate::Recode(PageKind::F32)] {
+        let refused = cache.apply(&mut pool, GLOBAL, &[PageFate::Free, fate], &mut no_move).unwrap_err();
+        assert_eq!(refused, FateError::OpenPage { page: PageIndex(1) });
+        assert_eq!(refused.to_string(), "page 1 is still being filled and can be neither freed nor re-encoded");
+    }
+    cache.apply(&mut pool, GLOBAL, &[PageFate::Free, PageFate::Keep], &mut no_move).unwrap();
     cache.grow(&mut pool, 1).unwrap();
     assert_eq!(cache.table(GLOBAL)[0].len, 3);
     cache.release(&mut pool);
@@ -119,26 +130,84 @@ fn the_open_page_cannot_be_freed() {
 
 #[test]
 fn a_refused_fate_changes_nothing() {
-    let (mut pool, mut cache) = grown(100, 8);
+    let (mut pool, mut cache) = grown(33, 12);
+    let tq4 = PageKind::of(Encoding::Tq4);
+    let to_tq4 = [PageFate::Keep, PageFate::Recode(tq4), PageFate::Keep];
+    cache.apply(&mut pool, GLOBAL, &to_tq4, &mut |_| ()).unwrap();
     let (before, used) = (seen(&cache), pool.used_bytes());
     let cases = [
-        (GLOBAL, vec![PageFate::Free], "1 fates were given for 2 resident pages"),
-        (GLOBAL, vec![PageFate::Free; 3], "3 fates were given for 2 resident pages"),
+        (GLOBAL, vec![PageFate::Free], "1 fates were given for 3 resident pages"),
+        (GLOBAL, vec![PageFate::Free; 4], "4 fates were given for 3 resident pages"),
         (
             GLOBAL,
-            vec![PageFate::Free, PageFate::Recode(PageKind::F32)],
-            "re-encoding page 1 from f16 to f32 is not supported yet",
+            vec![PageFate::Free, PageFate::Recode(PageKind::F16), PageFate::Keep],
+            "page 1 cannot be re-encoded from tq4 to f16: codes stay what they are",
         ),
-        (WINDOW, vec![PageFate::Free, PageFate::Keep], "layer 1 has a window: its pages are not freed by a policy"),
+        (WINDOW, vec![PageFate::Free; 3], "layer 1 has a window: its pages are not freed by a policy"),
+        (WINDOW, vec![PageFate::Recode(tq4); 3], "layer 1 has a window: its pages are not freed by a policy"),
     ];
     for (group, fates, message) in cases {
-        assert_eq!(cache.apply(&mut pool, group, &fates).unwrap_err().to_string(), message);
+        assert_eq!(cache.apply(&mut pool, group, &fates, &mut no_move).unwrap_err().to_string(), message);
         assert_eq!((seen(&cache), pool.used_bytes()), (before.clone(), used));
     }
     // Its own kind is no change at all.
-    let applied = cache.apply(&mut pool, GLOBAL, &[PageFate::Recode(PageKind::F16), PageFate::Keep]).unwrap();
+    let fates = [PageFate::Recode(PageKind::F16), PageFate::Recode(tq4), PageFate::Keep];
+    let applied = cache.apply(&mut pool, GLOBAL, &fates, &mut no_move).unwrap();
     assert_eq!((applied, seen(&cache)), (Applied::default(), before));
     cache.release(&mut pool);
+
+    // Room for one page of 32-bit floats beside what is there, not for two: neither is moved, the third is not freed.
+    let mut pool = PagePool::new(12 * PAGE_BYTES + 2 * PAGE_BYTES);
+    let mut cache = KvCache::new(shape(5), PageKind::F16);
+    cache.grow(&mut pool, 12).unwrap();
+    let (before, used) = (seen(&cache), pool.used_bytes());
+    let to_f32 = PageFate::Recode(PageKind::F32);
+    let refused = cache.apply(&mut pool, GLOBAL, &[to_f32, to_f32, PageFate::Free], &mut no_move).unwrap_err();
+    assert!(matches!(&refused, FateError::Pool(pool) if pool.requested_bytes == 2 * PAGE_BYTES), "{refused}");
+    assert_eq!((seen(&cache), pool.used_bytes()), (before, used));
+    cache.apply(&mut pool, GLOBAL, &[to_f32, PageFate::Keep, PageFate::Free], &mut |_| ()).unwrap();
+    cache.release(&mut pool);
+    assert_eq!((pool.used_bytes(), pool.free_bytes()), (0, pool.capacity_bytes()));
+}
+
+#[test]
+fn a_recoded_page_moves_to_a_frame_of_its_size() {
+    let (mut pool, mut cache) = grown(100, 18);
+    let kind = PageKind { keys: Encoding::Tq3, values: Encoding::Tq2 };
+    let old: Vec<_> = cache.table(GLOBAL).iter().map(ResidentPage::range).collect();
+    let mut moves = Vec::new();
+    let fates = [PageFate::Keep, PageFate::Recode(kind), PageFate::Free, PageFate::Recode(kind), PageFate::Keep];
+    let applied = cache.apply(&mut pool, GLOBAL, &fates, &mut |all| moves.extend_from_slice(all)).unwrap();
+    let expected = Applied { pages_freed: 1, tokens_freed: 4, bytes_freed: PAGE_BYTES, pages_recoded: 2 };
+    assert_eq!(applied, expected);
+    // Four tokens of 8 elements: 3 bytes of keys, 2 of values and two scales of 2 bytes each.
+    let bytes = 4 * (3 + 2 + 2 * 2);
+    assert_eq!(kind.page_bytes(cache.shape()), bytes);
+    for (page_move, place) in moves.iter().zip([1, 3]) {
+        assert_eq!((page_move.page, page_move.len), (PageIndex(place as u32), 4));
+        assert_eq!(page_move.from, PagePlace { kind: PageKind::F16, range: old[place].clone() });
+        assert_eq!((page_move.to.kind, page_move.to.range.end - page_move.to.range.start), (kind, bytes));
+        assert!(old.iter().all(|range| range.end <= page_move.to.range.start || page_move.to.range.end <= range.start));
+    }
+    let table: Vec<_> =
+        cache.table(GLOBAL).iter().map(|page| (page.index.0, page.kind, page.len, page.range())).collect();
+    assert_eq!(
+        table,
+        [
+            (0, PageKind::F16, 4, old[0].clone()),
+            (1, kind, 4, moves[0].to.range.clone()),
+            (3, kind, 4, moves[1].to.range.clone()),
+            (4, PageKind::F16, 2, old[4].clone()),
+        ]
+    );
+    let slot = Slot { range: moves[0].to.range.clone(), kind, index: 2 };
+    assert_eq!((cache.slot(GLOBAL, 6), cache.resident_tokens(GLOBAL)), (Some(slot), 14));
+    let footprint = cache.footprint();
+    assert_eq!(footprint.kind(kind), KindFootprint { kind, pages: 2, bytes: 2 * bytes });
+    assert_eq!(footprint.kinds.iter().map(|held| held.kind).collect::<Vec<_>>(), [PageKind::F16, kind]);
+    assert_eq!(footprint.payload_bytes(), pool.used_bytes());
+    cache.release(&mut pool);
+    assert_eq!((pool.used_bytes(), pool.free_bytes()), (0, pool.capacity_bytes()));
 }
 
 #[test]
@@ -173,14 +242,20 @@ fn footprint_is_what_the_frames_hold() {
     cache.grow(&mut pool, 30).unwrap();
     cache.slide_windows(&mut pool);
     cache
-        .apply(&mut pool, GLOBAL, &[PageFate::Free; 7].into_iter().chain([PageFate::Keep]).collect::<Vec<_>>())
+        .apply(
+            &mut pool,
+            GLOBAL,
+            &[PageFate::Free; 7].into_iter().chain([PageFate::Keep]).collect::<Vec<_>>(),
+            &mut no_move,
+        )
         .unwrap();
     let footprint = cache.footprint();
     // Eight pages in one global group, one in the other; 26 - 29 and the open page's positions in two window groups.
     assert_eq!((footprint.global_pages, footprint.window_pages), (9, 4));
     assert_eq!((footprint.global_bytes, footprint.window_bytes), (9 * 256, 4 * 256));
-    assert_eq!(footprint.kind(PageKind::F32), KindFootprint { pages: 13, bytes: 13 * 256 });
-    assert_eq!(footprint.kind(PageKind::F16), KindFootprint::default());
+    assert_eq!(footprint.kind(PageKind::F32), KindFootprint { kind: PageKind::F32, pages: 13, bytes: 13 * 256 });
+    assert_eq!(footprint.kind(PageKind::F16), KindFootprint { kind: PageKind::F16, pages: 0, bytes: 0 });
+    assert_eq!(footprint.kinds.len(), 1);
     assert_eq!(footprint.payload_bytes(), pool.used_bytes());
     assert!(footprint.metadata_bytes >= empty.metadata_bytes + 13 * size_of::<ResidentPage>() as u64);
     cache.release(&mut pool);
@@ -192,7 +267,7 @@ fn tables_shrink_with_what_they_hold() {
     let full = cache.footprint().metadata_bytes;
     for kv_head in 0..2 {
         let fates: Vec<_> = (0..1000).map(|page| if page < 900 { PageFate::Free } else { PageFate::Keep }).collect();
-        cache.apply(&mut pool, KvGroup { layer: 0, kv_head }, &fates).unwrap();
+        cache.apply(&mut pool, KvGroup { layer: 0, kv_head }, &fates, &mut no_move).unwrap();
     }
     cache.slide_windows(&mut pool);
     assert!(cache.footprint().metadata_bytes < full / 4);
@@ -210,7 +285,7 @@ fn a_group_the_shape_lacks_is_a_bug_of_the_caller() {
 #[derive(Debug, Clone)]
 enum Step {
     Grow { cache: usize, num_tokens: usize },
-    Apply { cache: usize, group: usize, mask: u64 },
+    Apply { cache: usize, group: usize, free: u64, recode: u64 },
     Slide { cache: usize },
     Restart { cache: usize },
 }
@@ -219,7 +294,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let cache = 0_usize..3;
     let step = prop_oneof![
         5 => (cache.clone(), 0_usize..30).prop_map(|(cache, num_tokens)| Step::Grow { cache, num_tokens }),
-        4 => (cache.clone(), 0_usize..4, any::<u64>()).prop_map(|(cache, group, mask)| Step::Apply { cache, group, mask }),
+        4 => (cache.clone(), 0_usize..4, any::<u64>(), any::<u64>())
+            .prop_map(|(cache, group, free, recode)| Step::Apply { cache, group, free, recode }),
         2 => cache.clone().prop_map(|cache| Step::Slide { cache }),
         1 => cache.prop_map(|cache| Step::Restart { cache }),
     ];
@@ -265,12 +341,12 @@ fn check_frames(pool: &PagePool, caches: &[KvCache]) {
 }
 
 proptest! {
-    /// Three sequences of two kinds of page share a small pool: any history of growth, eviction, sliding and restarts
-    /// agrees with sets of positions, and ends with an empty pool.
+    /// Three sequences of two kinds of page share a small pool: any history of growth, eviction, re-encoding, sliding and
+    /// restarts agrees with sets of positions, and ends with an empty pool.
     #[test]
     fn releasing_returns_every_frame(num_pages in 0_u64..400, window in 1_u32..12, steps in steps()) {
         let mut pool = PagePool::new(num_pages * PAGE_BYTES);
-        let fresh = |cache: usize| KvCache::new(shape(window), PageKind::ALL[cache % 2]);
+        let fresh = |cache: usize| KvCache::new(shape(window), [PageKind::F16, PageKind::F32][cache % 2]);
         let mut caches: Vec<KvCache> = (0..3).map(fresh).collect();
         let mut models = vec![Model::default(); 3];
         for step in steps {
@@ -290,26 +366,44 @@ proptest! {
                         Err(_) => prop_assert!(!fits && seen(&caches[cache]) == before && pool.used_bytes() == used),
                     }
                 }
-                Step::Apply { cache, group, mask } => {
+                Step::Apply { cache, group, free, recode } => {
                     let kv_group = caches[cache].shape().groups().nth(group).expect("four groups");
                     let table = caches[cache].table(kv_group);
-                    let frees = |place: usize| mask >> (place % 64) & 1 == 1;
-                    let freed: Vec<u32> =
-                        table.iter().enumerate().filter(|(place, _)| frees(*place)).map(|(_, page)| page.index.0).collect();
-                    let fates: Vec<_> =
-                        (0..table.len()).map(|place| if frees(place) { PageFate::Free } else { PageFate::Keep }).collect();
+                    let has = |mask: u64, place: usize| mask >> (place % 64) & 1 == 1;
+                    let fate = |(place, page): (usize, &ResidentPage)| match (has(free, place), has(recode, place)) {
+                        (true, _) => PageFate::Free,
+                        (false, true) if !page.kind.is_coded() => PageFate::Recode(PageKind::of(Encoding::Tq4)),
+                        (false, _) => PageFate::Keep,
+                    };
+                    let fates: Vec<_> = table.iter().enumerate().map(fate).collect();
+                    let changes = |place: usize| fates[place] != PageFate::Keep;
+                    let (mut freed, mut num_recoded) = (Vec::new(), 0);
+                    for (page, fate) in table.iter().zip(&fates) {
+                        match fate {
+                            PageFate::Free => freed.push(page.index.0),
+                            PageFate::Recode(_) => num_recoded += 1,
+                            PageFate::Keep => {}
+                        }
+                    }
                     let model = &mut models[cache];
-                    let refused = group >= 2 || model.len % 4 != 0 && freed.contains(&((model.len / 4) as u32));
+                    let open = model.len % 4 != 0;
+                    let refused = group >= 2 || open && changes(table.len() - 1);
+                    let fits = pool.available(TQ4_BYTES, num_recoded) == num_recoded;
                     let before = seen(&caches[cache]);
-                    match caches[cache].apply(&mut pool, kv_group, &fates) {
+                    let mut num_moved = 0;
+                    match caches[cache].apply(&mut pool, kv_group, &fates, &mut |moves| num_moved += moves.len() as u64) {
                         Ok(applied) => {
-                            prop_assert!(!refused);
+                            prop_assert!(!refused && fits);
                             let held = model.groups[group].len();
                             model.groups[group].retain(|position| !freed.contains(&((position / 4) as u32)));
                             prop_assert_eq!(applied.pages_freed, freed.len() as u64);
                             prop_assert_eq!(applied.tokens_freed, (held - model.groups[group].len()) as u64);
+                            prop_assert_eq!((applied.pages_recoded, num_moved), (num_recoded, num_recoded));
                         }
-                        Err(_) => prop_assert!(refused && seen(&caches[cache]) == before),
+                        Err(_) => {
+                            prop_assert!((refused || !fits) && seen(&caches[cache]) == before);
+                            prop_assert_eq!(num_moved, 0);
+                        }
                     }
                 }
                 Step::Slide { cache } => {
