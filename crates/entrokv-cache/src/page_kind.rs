@@ -10,6 +10,8 @@ use crate::shape::CacheShape;
 
 /// Coded heads are whole blocks of so many elements.
 const CODED_HEAD_MULTIPLE: usize = 32;
+/// Elements of a coded head at most: the integer sums of attention must fit.
+const MAX_CODED_HEAD_DIM: usize = 512;
 /// Coded pages are whole strips of so many tokens.
 const CODED_PAGE_MULTIPLE: usize = 16;
 
@@ -74,13 +76,13 @@ impl PageKind {
     /// Whether pages of `shape` can be of this kind.
     ///
     /// # Errors
-    /// [`KindShapeError`] for codes whose head dimension is no multiple of 32 or whose pages are not of a multiple of 16
-    /// tokens.
+    /// [`KindShapeError`] for codes whose head dimension is above 512 or no multiple of 32, or whose pages are not of a
+    /// multiple of 16 tokens.
     pub fn check(self, shape: &CacheShape) -> Result<(), KindShapeError> {
         if !self.is_coded() {
             return Ok(());
         }
-        if !shape.head_dim.is_multiple_of(CODED_HEAD_MULTIPLE) {
+        if !shape.head_dim.is_multiple_of(CODED_HEAD_MULTIPLE) || shape.head_dim > MAX_CODED_HEAD_DIM {
             return Err(KindShapeError::HeadDim { kind: self, got: shape.head_dim });
         }
         if !shape.page_size.is_multiple_of(CODED_PAGE_MULTIPLE) {
@@ -133,8 +135,11 @@ pub struct PageKindError {
 /// Why the pages of a geometry cannot be of a kind.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum KindShapeError {
-    /// Heads that are no whole blocks.
-    #[error("cache type {kind} needs a head dimension that is a multiple of {CODED_HEAD_MULTIPLE}, got {got}")]
+    /// Heads that are no whole blocks, or too wide.
+    #[error(
+        "cache type {kind} needs a head dimension that is a multiple of {CODED_HEAD_MULTIPLE} and at most \
+         {MAX_CODED_HEAD_DIM}, got {got}"
+    )]
     HeadDim {
         /// The kind.
         kind: PageKind,
@@ -218,10 +223,10 @@ mod tests {
             assert_eq!(check("tq3v2", head_dim, 48), Ok(()));
         }
         let refused = |text: &str| Err(text.to_string());
-        assert_eq!(
-            check("tq4", 80, 16),
-            refused("cache type tq4 needs a head dimension that is a multiple of 32, got 80")
-        );
+        for head_dim in [80, 544] {
+            let message = "cache type tq4 needs a head dimension that is a multiple of 32 and at most 512, got ";
+            assert_eq!(check("tq4", head_dim, 16), refused(&format!("{message}{head_dim}")));
+        }
         assert_eq!(
             check("f16/q8_0", 64, 20),
             refused("cache type f16/q8_0 needs pages of a multiple of 16 tokens, got 20")

@@ -55,6 +55,7 @@ struct Report {
     isa: &'static str,
     threads: usize,
     model: String,
+    cache_type: String,
     rows: Vec<Row>,
 }
 
@@ -66,6 +67,7 @@ struct Row {
     decode_tokens_per_s: f64,
     observe_s: f64,
     evict_s: f64,
+    encode_s: f64,
     kv_bytes_held: u64,
     kv_bytes_full: u64,
     peak_rss_bytes: Option<u64>,
@@ -90,6 +92,7 @@ fn run_model(args: &BenchArgs, model: &str, cache: &CacheDir) -> Result<(), Fail
         isa: options.isa.name(),
         threads: options.threads.get(),
         model: model.config.name.clone(),
+        cache_type: options.page_kind.to_string(),
         rows: Vec::new(),
     };
     for &prompt in &args.prompt {
@@ -122,6 +125,7 @@ fn run_model(args: &BenchArgs, model: &str, cache: &CacheDir) -> Result<(), Fail
                 decode_tokens_per_s: completion.timing.decode_tokens_per_s(),
                 observe_s: completion.timing.observe.as_secs_f64(),
                 evict_s: completion.timing.evict.as_secs_f64(),
+                encode_s: completion.timing.encode.as_secs_f64(),
                 kv_bytes_held: completion.kv.bytes_held,
                 kv_bytes_full: completion.kv.bytes_full,
                 peak_rss_bytes: peak_rss(),
@@ -140,7 +144,11 @@ fn print(json: bool, report: &Report) -> Result<(), Failure> {
         writeln!(out)?;
         return Ok(());
     }
-    writeln!(out, "{} on {} ({}, {} threads)", report.model, report.cpu, report.isa, report.threads)?;
+    writeln!(
+        out,
+        "{} on {} ({}, {} threads, {} cache)",
+        report.model, report.cpu, report.isa, report.threads, report.cache_type
+    )?;
     writeln!(
         out,
         "{:>8} {:>14} {:>14} {:>12} {:>12} {:>10}",

@@ -1,5 +1,6 @@
 //! The object `generate --json` prints.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use entrokv::{Completion, KvReport, Timing};
@@ -33,6 +34,8 @@ pub(crate) struct Kv {
     bytes_window: u64,
     bytes_metadata: u64,
     bytes_appended: u64,
+    /// Pages of all layers by cache type.
+    types: BTreeMap<String, TypeRow>,
     pages_evicted: u64,
     /// Pages held over pages one choice per KV group needs: 1 where pooling works.
     uor: f64,
@@ -43,6 +46,12 @@ pub(crate) struct Kv {
 }
 
 #[derive(Serialize)]
+struct TypeRow {
+    pages: u64,
+    bytes: u64,
+}
+
+#[derive(Serialize)]
 struct Times {
     load_s: f64,
     prefill_s: f64,
@@ -50,6 +59,7 @@ struct Times {
     decode_tokens_per_s: f64,
     observe_s: f64,
     evict_s: f64,
+    encode_s: f64,
 }
 
 impl Kv {
@@ -62,6 +72,11 @@ impl Kv {
             bytes_window: report.bytes_window,
             bytes_metadata: report.bytes_metadata,
             bytes_appended: report.bytes_appended,
+            types: report
+                .kinds
+                .iter()
+                .map(|held| (held.kind.to_string(), TypeRow { pages: held.pages, bytes: held.bytes }))
+                .collect(),
             pages_evicted: report.eviction.pages_evicted,
             uor: report.eviction.uor,
             uor_per_head: report.eviction.uor_per_head,
@@ -85,6 +100,7 @@ impl CompletionJson {
                 decode_tokens_per_s: timing.decode_tokens_per_s(),
                 observe_s: timing.observe.as_secs_f64(),
                 evict_s: timing.evict.as_secs_f64(),
+                encode_s: timing.encode.as_secs_f64(),
             },
             text: completion.text,
             tokens: completion.tokens,

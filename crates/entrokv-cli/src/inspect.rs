@@ -16,6 +16,9 @@ use crate::model_args::resolve;
 /// Budgets of the table.
 const FRACTIONS: [&str; 5] = ["50%", "30%", "20%", "10%", "5%"];
 
+/// Kinds of page whose bytes are shown, where the model's heads allow them.
+const KINDS: [&str; 8] = ["f16", "f32", "bf16", "q8_0", "tq4", "tq3", "tq3v2", "tq2"];
+
 const EXAMPLES: &str = "\
 Examples:
   entrokv inspect smollm2-135m
@@ -78,7 +81,7 @@ struct TypeRow {
 /// Cache bytes of one kind of page.
 #[derive(Serialize)]
 struct KvRow {
-    kind: &'static str,
+    kind: String,
     /// Of a page of one KV head.
     page_bytes: u64,
     /// Of a token in all global layers.
@@ -129,14 +132,16 @@ fn report(args: &InspectArgs, gguf: &Gguf, config: &ModelConfig, shape: &CacheSh
     let global_layers = config.layers.iter().filter(|layer| matches!(layer, LayerKind::Global)).count();
     let window_groups = ((config.layers.len() - global_layers) * config.num_kv_heads) as u64;
     let global_groups = (global_layers * config.num_kv_heads) as u64;
-    let kv = [PageKind::F16, PageKind::F32].map(|kind| {
+    let kinds = KINDS.map(|name| name.parse::<PageKind>());
+    let kinds = kinds.into_iter().flatten().filter(|kind| kind.check(shape).is_ok());
+    let kv = kinds.map(|kind| {
         let page_bytes = kind.page_bytes(shape);
         let pages = window.map_or(0, |window| u64::from(window).div_ceil(shape.page_size as u64) + 1);
         KvRow {
-            kind: kind.name(),
+            kind: kind.to_string(),
             page_bytes,
             bytes_per_token: page_bytes / shape.page_size as u64 * global_groups,
-            window_bytes: pages * page_bytes * window_groups,
+            window_bytes: pages * kind.written_as().page_bytes(shape) * window_groups,
         }
     });
     let mut budgets = Vec::new();
@@ -172,7 +177,7 @@ fn report(args: &InspectArgs, gguf: &Gguf, config: &ModelConfig, shape: &CacheSh
         context_len: config.context_len,
         tied_output: gguf.tensor("output.weight").is_none(),
         tensor_types,
-        kv: kv.into(),
+        kv: kv.collect(),
         budgets,
     })
 }
@@ -214,7 +219,7 @@ fn print(out: &mut impl Write, r: &Report) -> Result<(), Failure> {
         };
         writeln!(
             out,
-            "  {:<4} {} bytes a token, {} a page of one KV head{window}",
+            "  {:<5} {} bytes a token, {} a page of one KV head{window}",
             row.kind, row.bytes_per_token, row.page_bytes
         )?;
     }

@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use clap::{Args, ValueEnum};
 use entrokv::Isa;
-use entrokv::{Arithmetic, Budget, EvictionOptions, KvReport, LoadError, Model, ModelOptions, PageKind, parse_policy};
+use entrokv::{
+    Arithmetic, Budget, Encoding, EvictionOptions, KvReport, LoadError, Model, ModelOptions, PageKind, parse_policy,
+};
 
 use crate::bench::mib;
 use crate::cli::CacheDir;
@@ -53,9 +55,15 @@ pub(crate) struct RunArgs {
     /// Tokens a page of the cache, 1 to 256
     #[arg(long, env = "ENTROKV_PAGE_SIZE", value_name = "TOKENS", default_value = "16", visible_alias = "block-size", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) page_size: u16,
-    /// Kind of every page of the cache: f16 or f32
-    #[arg(long, env = "ENTROKV_CACHE_TYPE", value_name = "KIND", default_value = "f16", visible_alias = "kv-cache-dtype", value_parser = parse_kind)]
+    /// How the cache is stored: f32, f16, bf16; q8_0, tq4, tq3, tq2 (codes of about so many bits); pairs of keys and values such as tq3v2 or q8_0/tq4
+    #[arg(long, env = "ENTROKV_CACHE_TYPE", value_name = "TYPE", default_value = "f16", visible_alias = "kv-cache-dtype", value_parser = parse_kind)]
     pub(crate) cache_type: PageKind,
+    /// How keys are stored [default: as --cache-type says]
+    #[arg(short = 'k', long, env = "ENTROKV_CACHE_TYPE_K", value_name = "TYPE", value_parser = parse_encoding)]
+    pub(crate) cache_type_k: Option<Encoding>,
+    /// How values are stored [default: as --cache-type says]
+    #[arg(short = 'v', long, env = "ENTROKV_CACHE_TYPE_V", value_name = "TYPE", value_parser = parse_encoding)]
+    pub(crate) cache_type_v: Option<Encoding>,
     /// Cap on the bytes of all pages, such as 512MiB [default: one full context]
     #[arg(long, env = "ENTROKV_KV_POOL", value_name = "BYTES", visible_alias = "kv-cache-memory-bytes", value_parser = parse_bytes)]
     pub(crate) kv_pool: Option<u64>,
@@ -87,7 +95,11 @@ fn parse_threads(text: &str) -> Result<NonZeroUsize, String> {
     threads.ok_or_else(|| format!("expected 1 to {MAX_THREADS} threads"))
 }
 
-fn parse_kind(text: &str) -> Result<PageKind, String> {
+pub(crate) fn parse_kind(text: &str) -> Result<PageKind, String> {
+    text.parse().map_err(|error| format!("{error}"))
+}
+
+fn parse_encoding(text: &str) -> Result<Encoding, String> {
     text.parse().map_err(|error| format!("{error}"))
 }
 
@@ -133,7 +145,10 @@ impl RunArgs {
                 Activations::F32 => Arithmetic::F32,
             },
             page_size: usize::from(self.page_size),
-            page_kind: self.cache_type,
+            page_kind: PageKind {
+                keys: self.cache_type_k.unwrap_or(self.cache_type.keys),
+                values: self.cache_type_v.unwrap_or(self.cache_type.values),
+            },
             chunk_size: self.chunk_size,
             context_len: self.ctx_size.map(NonZeroUsize::get),
             pool_bytes: self.kv_pool,

@@ -1,13 +1,13 @@
 //! `entrokv perplexity`: how well a model predicts a text, in the form of the golden files.
 
 use clap::Args;
-use entrokv::{EndTokens, Request, SpecialTokens};
+use entrokv::{EndTokens, PageKind, Request, SpecialTokens};
 use serde::Serialize;
 
 use crate::cli::CacheDir;
 use crate::failure::Failure;
 use crate::generate::{read_stdin, utf8};
-use crate::model_args::ModelArgs;
+use crate::model_args::{ModelArgs, parse_kind};
 use crate::output;
 use crate::progress::Progress;
 
@@ -16,7 +16,11 @@ const TOP: usize = 20;
 
 const EXAMPLES: &str = "\
 Examples:
-  entrokv perplexity -m smollm2-135m --tokens 1024 --generate 16 < book.txt";
+  entrokv perplexity -m smollm2-135m --tokens 1024 --generate 16 < book.txt
+  entrokv perplexity -m smollm2-135m --cache-type tq3 --compare f16 < book.txt      what coding the cache costs
+
+A coded cache is read as decoding reads it: every position sees codes except for the first page and the last 32 positions
+(and, with tq keys, for the first 176 positions of the text, which centre and scale them).";
 
 /// What to score.
 #[derive(Args)]
@@ -28,6 +32,9 @@ pub(crate) struct PerplexityArgs {
     /// Continue the text greedily by this many tokens
     #[arg(long, env = "ENTROKV_GENERATE", value_name = "N", default_value_t = 0)]
     generate: usize,
+    /// Score with a cache of this type beside it, and report how far the predictions lie apart
+    #[arg(long, env = "ENTROKV_COMPARE", value_name = "TYPE", value_parser = parse_kind)]
+    compare: Option<PageKind>,
     #[command(flatten)]
     model: ModelArgs,
 }
@@ -38,6 +45,19 @@ struct Score {
     mean_nll: f64,
     tokens: Vec<u32>,
     top20_last: Vec<(u32, f32)>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    compared: Option<Compared>,
+}
+
+/// The same text with another type of cache.
+#[derive(Serialize)]
+struct Compared {
+    cache_type: String,
+    mean_nll: f64,
+    /// Of the predictions from the other's, in nats.
+    mean_kl: f64,
+    kv_bytes_held: u64,
+    kv_bytes_held_by_other: u64,
 }
 
 /// Runs the command.
@@ -48,7 +68,21 @@ pub(crate) fn run(args: &PerplexityArgs, cache: &CacheDir) -> Result<(), Failure
     tokens.extend(model.tokenizer.encode_raw(&text, SpecialTokens::Plain)?);
     tokens.truncate(args.tokens.unwrap_or(usize::MAX));
     let bar = Progress::steps("scoring", tokens.len() as u64);
-    let score = model.engine.score(&tokens, &mut |done| bar.set(done as u64))?;
+    let mut progress = |done| bar.set(done as u64);
+    let (score, compared) = match args.compare {
+        None => (model.engine.score(&tokens, &mut progress)?, None),
+        Some(other) => {
+            let comparison = model.engine.compare(&tokens, other, &mut progress)?;
+            let compared = Compared {
+                cache_type: other.to_string(),
+                mean_nll: comparison.reference.mean_nll(),
+                mean_kl: comparison.mean_kl(),
+                kv_bytes_held: comparison.score.bytes_held,
+                kv_bytes_held_by_other: comparison.reference.bytes_held,
+            };
+            (comparison.score, Some(compared))
+        }
+    };
     drop(bar);
     let greedy = if args.generate == 0 {
         Vec::new()
@@ -59,5 +93,5 @@ pub(crate) fn run(args: &PerplexityArgs, cache: &CacheDir) -> Result<(), Failure
     let mut top20_last: Vec<(u32, f32)> = (0..).zip(score.last_logits.iter().copied()).collect();
     top20_last.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     top20_last.truncate(TOP);
-    output::line(serde_json::to_string(&Score { greedy, mean_nll: score.mean_nll(), tokens, top20_last })?)
+    output::line(serde_json::to_string(&Score { greedy, mean_nll: score.mean_nll(), tokens, top20_last, compared })?)
 }

@@ -1,7 +1,7 @@
 //! The engine: several sequences over one model and one page pool, advanced a step at a time.
 //!
 //! A step reads aloud: choose what to run, make room under the budgets, grow the caches, run the model, settle the
-//! results (evict at a prompt's end, sample, stop). Invariants, each a test of that name:
+//! results (evict at a prompt's end, encode, sample, stop). Invariants, each a test of that name:
 //! * `budget_holds_after_every_step`: once its prompt is read, a rolling sequence never holds more than its budget.
 //! * `closing_returns_every_page`: when no sequence is alive, the pool is empty.
 //! * `an_interrupted_step_can_be_repeated`: an interrupt loses no token and changes no bit; a sequence whose policy was
@@ -15,10 +15,11 @@ use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 
-use entrokv_cache::{BudgetError, CacheShape, KvCache, PageKind, PagePool};
+use entrokv_cache::{BudgetError, CacheShape, KvCache, PageCost, PageKind, PagePool};
 use entrokv_kernels::arena::Arena;
 
 pub use self::kv_report::KvReport;
+use crate::coding::Coding;
 use crate::eviction::Eviction;
 use crate::model::{ModelRunner, RunError};
 use crate::sampler::{OptionError, Sampler};
@@ -30,7 +31,7 @@ use crate::tokenizer::Tokenizer;
 /// Sizes of an engine.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
-    /// Kind of every new page.
+    /// How pages are stored; coded kinds are written as plain ones first.
     pub page_kind: PageKind,
     /// Most prompt tokens read in one step; any number gives the same bits.
     pub chunk_size: NonZeroUsize,
@@ -140,7 +141,7 @@ impl Engine {
         Self { runner, tokenizer, shape, options, context_len, pool, sequences: BTreeMap::new(), next_id: 0 }
     }
 
-    /// Kind of every new page.
+    /// How pages are stored.
     pub fn page_kind(&self) -> PageKind {
         self.options.page_kind
     }
@@ -171,11 +172,16 @@ impl Engine {
     /// [`SubmitError`]; nothing is allocated then.
     pub fn submit(&mut self, request: Request) -> Result<SequenceId, SubmitError> {
         let turn = self.turn(&request, 0)?;
-        let cache = KvCache::new(Arc::clone(&self.shape), self.options.page_kind);
+        let (cache, coding) = self.new_cache(self.options.page_kind);
         let id = SequenceId(self.next_id);
         self.next_id += 1;
-        self.sequences.insert(id, Sequence { tokens: request.prompt, computed: 0, cache, turn });
+        self.sequences.insert(id, Sequence { tokens: request.prompt, computed: 0, cache, coding, turn });
         Ok(id)
+    }
+
+    /// An empty cache that will be stored as `kind`, and what encodes its pages.
+    pub(crate) fn new_cache(&self, kind: PageKind) -> (KvCache, Option<Coding>) {
+        (KvCache::new(Arc::clone(&self.shape), kind.written_as()), Coding::new(&self.shape, kind))
     }
 
     /// Gives a finished sequence a further prompt: a turn of a conversation. Its cache stays as it is.
@@ -217,7 +223,9 @@ impl Engine {
             None => return Err(SubmitError::NoTokenizer),
         };
         let eviction = match &request.eviction {
-            Some(options) => Some(Eviction::new(options, &self.shape, self.options.page_kind)?),
+            Some(options) => {
+                Some(Eviction::new(options, &self.shape, PageCost::from(self.options.page_kind.written_as()))?)
+            }
             None => None,
         };
         let length_limit = request.max_tokens.map_or(self.context_len, |n| self.context_len.min(end.saturating_add(n)));

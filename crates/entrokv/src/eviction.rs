@@ -3,7 +3,8 @@
 //! Scoring, pooling heads, allotting the budget, selecting and freeing are separate steps, and all but the bookkeeping
 //! lives in `entrokv-cache`. This file knows when each happens (the rules are `docs/architecture.md`, "When pages go"):
 //! * while a prompt is read, the rows its policy asked for are collected ([`Eviction::tap_prompt`], [`Eviction::observe`]);
-//! * at its end the budget is fixed and everything over it goes ([`Eviction::end_prompt`]);
+//! * at its end the budget is fixed and everything over it goes ([`Eviction::end_prompt`]); it is fixed again when a coded
+//!   cache begins to encode later than that ([`Eviction::reprice`]);
 //! * a rolling policy also sees the row of every token generated, and evicts a page of each KV group before it opens
 //!   another ([`Eviction::make_room`]).
 //!
@@ -13,8 +14,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use entrokv_cache::{
-    AttentionRows, Budget, BudgetError, CacheShape, EvictionPolicy, KvCache, KvGroup, LayerKind, OpenPage, PageFate,
-    PageIndex, PageKind, PagePool, PageScorer, PageSpan, ResolvedBudget, RowSource, RowTap, Schedule, pages_to_evict,
+    AttentionRows, Budget, BudgetError, CacheShape, EvictionPolicy, KvCache, KvGroup, LayerKind, OpenPage, PageCost,
+    PageFate, PageIndex, PagePool, PageScorer, PageSpan, ResolvedBudget, RowSource, RowTap, Schedule, pages_to_evict,
     select_pages,
 };
 use entrokv_kernels::attention::Tap;
@@ -47,7 +48,8 @@ pub(crate) struct Eviction {
     policy: Arc<dyn EvictionPolicy>,
     budget: Budget,
     shape: Arc<CacheShape>,
-    kind: PageKind,
+    /// Tokens of the prompt (all turns counted) the budget is fixed for.
+    prompt_tokens: usize,
     /// Fixed when the prompt has been read.
     resolved: Option<ResolvedBudget>,
     /// One scorer a KV group of the global layers, in (layer, KV head) order.
@@ -79,13 +81,13 @@ struct Scratch {
 }
 
 impl Eviction {
-    /// A cap for a sequence of `shape` whose pages are of `kind`.
+    /// A cap for a sequence of `shape` whose pages may weigh `cost`: as written, for the first are not encoded at once.
     ///
     /// # Errors
     /// An absolute budget below what the policy pins.
-    pub(crate) fn new(options: &EvictionOptions, shape: &Arc<CacheShape>, kind: PageKind) -> Result<Self, BudgetError> {
+    pub(crate) fn new(options: &EvictionOptions, shape: &Arc<CacheShape>, cost: PageCost) -> Result<Self, BudgetError> {
         let policy = Arc::clone(&options.policy);
-        options.budget.check(shape, kind, &policy.pins())?;
+        options.budget.check(shape, cost, &policy.pins())?;
         let (mut groups, mut first_group) = (Vec::new(), Vec::new());
         for (layer, layer_kind) in shape.layers.iter().enumerate() {
             if matches!(layer_kind, LayerKind::Window(_)) {
@@ -103,7 +105,7 @@ impl Eviction {
             policy,
             budget: options.budget,
             shape: Arc::clone(shape),
-            kind,
+            prompt_tokens: 0,
             resolved: None,
             num_summed_rows: vec![0; shape.layers.len()],
             groups,
@@ -186,15 +188,11 @@ impl Eviction {
         }
     }
 
-    /// Fixes the budget of a prompt of `logical_len` tokens (all turns counted) and frees what is over it.
-    pub(crate) fn end_prompt(&mut self, cache: &mut KvCache, pool: &mut PagePool, logical_len: usize) {
+    /// Fixes the budget of a prompt that has just been read, its pages weighing `cost`, and frees what is over it.
+    pub(crate) fn end_prompt(&mut self, cache: &mut KvCache, pool: &mut PagePool, cost: PageCost) {
+        self.prompt_tokens = cache.logical_len();
+        let keep = self.resolve(cost);
         let pins = self.policy.pins();
-        let resolved = self.budget.resolve(&self.shape, self.kind, logical_len, &pins);
-        // An absolute budget was checked when the turn began, and a fraction is raised to the smallest possible.
-        let resolved = resolved.expect("a budget that passed its check resolves");
-        self.report.budget_raised |= resolved.raised;
-        let keep = resolved.pages_per_group;
-        self.resolved = Some(resolved);
         let open = if cache.open_page().is_some() { OpenPage::Newest } else { OpenPage::None };
         let (mut held, mut needed, mut alone) = (0.0, 0.0, 0.0);
         for group in &mut self.groups {
@@ -222,7 +220,9 @@ impl Eviction {
                     fates[page] = PageFate::Keep;
                 }
                 self.report.pages_evicted += (table.len() - kept.len()) as u64;
-                cache.apply(pool, group.group, &fates).expect("the open page is pinned, and no page changes its kind");
+                cache
+                    .apply(pool, group.group, &fates, &mut |_| ())
+                    .expect("the open page is pinned, and no page changes its kind");
                 self.scratch.read(cache, group.group);
                 group.scorer.retain(&self.scratch.spans);
                 held += cache.table(group.group).len() as f64 / kept.len() as f64;
@@ -235,7 +235,29 @@ impl Eviction {
         if needed > 0.0 {
             (self.report.uor, self.report.uor_per_head) = (held / needed, alone / needed);
         }
-        self.held_after_prompt = Some(cache.footprint().global_bytes);
+    }
+
+    /// Fixes the budget anew where pages weigh something else from now on: the same bytes hold more of them.
+    pub(crate) fn reprice(&mut self, cost: PageCost) {
+        if self.resolved.is_some() {
+            self.resolve(cost);
+        }
+    }
+
+    /// Fixes the budget; the pages each KV group may hold.
+    fn resolve(&mut self, cost: PageCost) -> usize {
+        let resolved = self.budget.resolve(&self.shape, cost, self.prompt_tokens, &self.policy.pins());
+        // An absolute budget was checked when the turn began, and a fraction is raised to the smallest possible.
+        let resolved = resolved.expect("a budget that passed its check resolves");
+        self.report.budget_raised |= resolved.raised;
+        let pages_per_group = resolved.pages_per_group;
+        self.resolved = Some(resolved);
+        pages_per_group
+    }
+
+    /// Notes what the prompt's end has left: what comes on top under a schedule that evicts once is counted from here.
+    pub(crate) fn note_held(&mut self, held: u64) {
+        self.held_after_prompt = Some(held);
     }
 
     /// Frees a page of each KV group that is about to open one beyond its budget; `next` is the position to be written.
@@ -260,7 +282,9 @@ impl Eviction {
                 fates[page] = PageFate::Free;
                 self.report.pages_evicted += 1;
             }
-            cache.apply(pool, group.group, &fates).expect("no page is open here, and none changes its kind");
+            cache
+                .apply(pool, group.group, &fates, &mut |_| ())
+                .expect("no page is open here, and none changes its kind");
         }
     }
 

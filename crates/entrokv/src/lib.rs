@@ -24,6 +24,7 @@
 //! Their types that appear here are re-exported, so this crate alone is enough to run models.
 
 pub mod chat_template;
+mod coding;
 pub mod config;
 pub mod detokenizer;
 pub mod engine;
@@ -43,7 +44,7 @@ pub mod tiny;
 pub mod tokenizer;
 pub mod weights;
 
-pub use entrokv_cache::{Budget, CacheShape, EvictionPolicy, LayerKind, PageKind, Pins, parse_policy};
+pub use entrokv_cache::{Budget, CacheShape, Encoding, EvictionPolicy, LayerKind, PageKind, Pins, parse_policy};
 pub use entrokv_kernels::activations::Arithmetic;
 pub use entrokv_kernels::isa::Isa;
 
@@ -54,7 +55,7 @@ pub use crate::eviction::EvictionReport;
 pub use crate::gguf::Gguf;
 pub use crate::load::{LoadError, Model, ModelOptions};
 pub use crate::sampler::SamplingOptions;
-pub use crate::scoring::{ScoreError, TextScore};
+pub use crate::scoring::{Comparison, ScoreError, TextScore};
 pub use crate::sequence::{EndTokens, EvictionOptions, FinishReason, Request, SequenceId, Timing};
 pub use crate::tokenizer::{SpecialTokens, Tokenizer};
 pub use crate::weights::rope_factors;

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use entrokv_cache::{CacheShape, PageKind, ShapeError};
+use entrokv_cache::{CacheShape, KindShapeError, PageKind, ShapeError};
 use entrokv_kernels::activations::Arithmetic;
 use entrokv_kernels::compute::Compute;
 use entrokv_kernels::isa::Isa;
@@ -31,13 +31,13 @@ pub struct ModelOptions {
     pub arithmetic: Arithmetic,
     /// Tokens a page of the cache, 1 to 256.
     pub page_size: usize,
-    /// Kind of every new page.
+    /// How pages are stored.
     pub page_kind: PageKind,
     /// Prompt tokens a step.
     pub chunk_size: NonZeroUsize,
     /// Most tokens a sequence may have; the model's context where `None`.
     pub context_len: Option<usize>,
-    /// Cap on the bytes of all pages; one full context where `None`.
+    /// Cap on the bytes of all pages; one full context where `None`, as it is written and as codes.
     pub pool_bytes: Option<u64>,
     /// Pre-tokenizer to use instead of the one the file names.
     pub pre_tokenizer: Option<String>,
@@ -96,6 +96,9 @@ pub enum LoadError {
     /// A page size or geometry the cache cannot hold.
     #[error(transparent)]
     Shape(#[from] ShapeError),
+    /// A geometry whose pages cannot be of the kind asked for.
+    #[error(transparent)]
+    PageKind(#[from] KindShapeError),
     /// Address space for the pages.
     #[error("cannot reserve {bytes} bytes for the KV cache ({source}); a smaller --ctx-size or --kv-pool needs less")]
     Reserve {
@@ -148,6 +151,7 @@ pub fn decoder(
     shape: &CacheShape,
     progress: &mut dyn FnMut(f32),
 ) -> Result<Decoder, LoadError> {
+    options.page_kind.check(shape)?;
     let compute = Compute::new(options.isa, options.threads);
     let weights = Weights::load(gguf, config, &compute, progress)?;
     let bytes = pool_bytes(options, config, shape);
@@ -157,12 +161,15 @@ pub fn decoder(
     Ok(Decoder::new(config.clone(), weights, compute, store, options.arithmetic, interrupt))
 }
 
-/// One full context by default: what a sequence that evicts nothing can grow to.
+/// One full context by default: what a sequence that evicts nothing can grow to, and what its codes take beside it when
+/// they are made.
 fn pool_bytes(options: &ModelOptions, config: &ModelConfig, shape: &CacheShape) -> u64 {
     options.pool_bytes.unwrap_or_else(|| {
         let tokens = options.context_len.map_or(config.context_len, |len| len.min(config.context_len));
         let pages = tokens.div_ceil(shape.page_size) as u64;
-        let groups = (shape.layers.len() * shape.num_kv_heads) as u64;
-        pages * groups * options.page_kind.page_bytes(shape)
+        let kind = options.page_kind;
+        let written = kind.written_as().page_bytes(shape) * shape.num_groups() as u64;
+        let coded = if kind.is_coded() { kind.page_bytes(shape) * shape.num_global_groups() as u64 } else { 0 };
+        pages * (written + coded)
     })
 }

@@ -9,17 +9,18 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use entrokv_cache::{KvCache, KvGroup, LayerKind};
+use entrokv_cache::{KvCache, KvGroup, LayerKind, PageMove, PagePlace};
 use entrokv_kernels::activation::{add, gelu_tanh_mul, scale, silu_mul};
 use entrokv_kernels::activations::{Activations, Arithmetic};
 use entrokv_kernels::attention::{AttentionParams, AttentionSpan, Tap, paged_attention};
+use entrokv_kernels::codes::KeyConstants;
 use entrokv_kernels::compute::Compute;
 use entrokv_kernels::matmul::{matmul, matmul_each};
 use entrokv_kernels::norm::{rms_norm, rms_norm_in_place};
 use entrokv_kernels::rope::{RopeAngles, rope};
 
 use crate::config::{FeedForward, ModelConfig};
-use crate::store::{NewTokens, Store};
+use crate::store::{KeyMoments, NewTokens, Store};
 use crate::weights::{LayerWeights, Projection, Weights};
 
 /// What a batch wants to know of one sequence's rows.
@@ -42,12 +43,17 @@ pub struct BatchSpan<'a> {
     pub first_position: u32,
     /// Block tables of the sequence, the new tokens' slots included.
     pub cache: &'a KvCache,
+    /// What its coded keys were centred on and scaled by, in the order of
+    /// [`CacheShape::groups`](entrokv_cache::CacheShape::groups); empty where no key is coded.
+    pub constants: &'a [Option<KeyConstants>],
     /// Which rows' logits to return.
     pub logits: LogitsWanted,
 }
 
-/// Receives attention rows while a forward pass runs.
+/// Receives queries and attention rows while a forward pass runs.
 pub trait AttentionSink {
+    /// Shows the queries of `span` in `layer`, after RoPE: `[rows, num_heads, head_dim]`.
+    fn queries(&mut self, _span: usize, _layer: usize, _queries: &[f32]) {}
     /// What to record of `span` (its index in the batch) in `layer`; `resident[h]` counts the tokens of KV head `h`.
     fn tap(&mut self, span: usize, layer: usize, resident: &[usize]) -> Tap;
     /// Hands the filled tap back; called only where [`AttentionSink::tap`] asked for one.
@@ -113,6 +119,10 @@ pub trait ModelRunner {
     /// [`RunError::Interrupted`] when the flag given at construction was raised: nothing but the spans' own slots has
     /// been written, so the same call may be made again.
     fn forward(&mut self, batch: &[BatchSpan<'_>], sink: &mut dyn AttentionSink) -> Result<Logits, RunError>;
+    /// Moments of the keys in full plain pages, for each of several KV groups.
+    fn key_moments(&self, groups: &[Vec<PagePlace>]) -> Vec<KeyMoments>;
+    /// Encodes pages of one KV group from their old places into their new ones; `constants` are its own.
+    fn recode(&mut self, moves: &[PageMove], constants: Option<&KeyConstants>);
     /// Gives whole OS pages of the byte store back; `ranges` hold no live frame.
     fn reclaim(&mut self, ranges: &[Range<u64>]);
 }
@@ -228,15 +238,18 @@ impl Decoder {
         let mut first_row = 0;
         let mut spans = Vec::with_capacity(batch.len());
         for (number, span) in batch.iter().enumerate() {
+            let width = config.num_heads * config.head_dim;
+            sink.queries(number, index, &q[first_row * width..(first_row + span.tokens.len()) * width]);
             let group = |kv_head| KvGroup { layer: index as u32, kv_head };
+            let constants = |kv_head| span.constants.get(span.cache.shape().group_index(group(kv_head)))?.as_ref();
             let heads = 0..config.num_kv_heads as u32;
             let resident: Vec<usize> = heads.clone().map(|h| span.cache.resident_tokens(group(h))).collect();
             spans.push(AttentionSpan {
                 first_row,
                 num_rows: span.tokens.len(),
                 first_position: span.first_position,
-                segments: heads.map(|h| store.segments(span.cache, group(h))).collect(),
-                constants: Vec::new(),
+                segments: heads.clone().map(|h| store.segments(span.cache, group(h))).collect(),
+                constants: heads.map(constants).collect(),
                 tap: sink.tap(number, index, &resident),
             });
             first_row += span.tokens.len();
@@ -349,6 +362,14 @@ impl ModelRunner for Decoder {
             self.feed_forward_block(index);
         }
         Ok(self.logits(batch))
+    }
+
+    fn key_moments(&self, groups: &[Vec<PagePlace>]) -> Vec<KeyMoments> {
+        self.store.key_moments(&self.compute, groups)
+    }
+
+    fn recode(&mut self, moves: &[PageMove], constants: Option<&KeyConstants>) {
+        self.store.recode(&self.compute, moves, constants);
     }
 
     fn reclaim(&mut self, ranges: &[Range<u64>]) {

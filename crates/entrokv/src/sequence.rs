@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use entrokv_cache::{Budget, EvictionPolicy, KvCache};
 
+use crate::coding::Coding;
 use crate::eviction::Eviction;
 use crate::sampler::{Sampler, SamplingOptions};
 use crate::text_stream::TextStream;
@@ -112,6 +113,8 @@ pub struct Timing {
     pub observe: Duration,
     /// Scoring, selecting and freeing.
     pub evict: Duration,
+    /// Encoding pages, and taking the constants for it.
+    pub encode: Duration,
 }
 
 impl Timing {
@@ -138,6 +141,8 @@ pub(crate) struct Sequence {
     pub computed: usize,
     /// Block tables.
     pub cache: KvCache,
+    /// What encodes its pages, where the cache is stored as codes.
+    pub coding: Option<Coding>,
     /// The prompt being read or the answer being given.
     pub turn: Turn,
 }

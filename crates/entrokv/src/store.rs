@@ -6,11 +6,12 @@
 use std::io;
 use std::ops::Range;
 
-use entrokv_cache::{KvCache, KvGroup, PageKind};
+use entrokv_cache::{Encoding, KvCache, KvGroup, PageKind, PageMove, PagePlace};
 use entrokv_kernels::arena::Arena;
 use entrokv_kernels::attention::Segment;
+use entrokv_kernels::codes::KeyConstants;
 use entrokv_kernels::compute::Compute;
-use entrokv_kernels::page::{PageFormat, PageLayout, TokenRows};
+use entrokv_kernels::page::{PageFormat, PageLayout, TokenRows, recode};
 
 /// Keys and values of every page of every sequence.
 pub struct Store {
@@ -30,6 +31,15 @@ pub struct NewTokens<'a> {
     pub v: &'a [f32],
 }
 
+/// Mean and standard deviation of the keys of one KV group, channel by channel.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KeyMoments {
+    /// Means `[head_dim]`.
+    pub mean: Vec<f32>,
+    /// Standard deviations `[head_dim]`.
+    pub std: Vec<f32>,
+}
+
 impl Store {
     /// Reserves `capacity_bytes` of address space; memory is taken when a page is first written.
     ///
@@ -45,7 +55,8 @@ impl Store {
     }
 
     fn layout(&self, kind: PageKind) -> PageLayout {
-        PageLayout { keys: format(kind), values: format(kind), page_size: self.page_size, head_dim: self.head_dim }
+        let (keys, values) = (format(kind.keys), format(kind.values));
+        PageLayout { keys, values, page_size: self.page_size, head_dim: self.head_dim }
     }
 
     /// Writes `tokens` into the slots that `cache` has for them in `layer`.
@@ -90,13 +101,67 @@ impl Store {
             .table(group)
             .iter()
             .map(|page| Segment {
-                keys: format(page.kind),
-                values: format(page.kind),
+                keys: format(page.kind.keys),
+                values: format(page.kind.values),
                 frame: self.arena.bytes(page.range()),
                 position: page.first_position(self.page_size),
                 len: page.len,
             })
             .collect()
+    }
+
+    /// Encodes pages of one KV group: the bytes of each move's old place into its new one, a page a task.
+    ///
+    /// # Panics
+    /// If the kinds of a move are not those the cache lets pass, or `constants` are missing for rotated keys.
+    pub fn recode(&mut self, compute: &Compute, moves: &[PageMove], constants: Option<&KeyConstants>) {
+        let new_bytes = |page: &PageMove| (page.to.range.end - page.to.range.start) as usize;
+        let stride = moves.iter().map(new_bytes).max().unwrap_or(1);
+        // Old and new frames lie in one reservation, which only one thread may write at a time.
+        let mut encoded = vec![0; moves.len() * stride];
+        compute.threads.for_each_chunk(&mut encoded, stride, |index, out| {
+            let page = &moves[index];
+            let (from, to) = (self.layout(page.from.kind), self.layout(page.to.kind));
+            let frame = self.arena.bytes(page.from.range.clone());
+            recode(compute.isa, &from, frame, &to, &mut out[..new_bytes(page)], page.len as usize, constants)
+                .expect("the cache checked the kinds, and constants are taken before pages are encoded");
+        });
+        for (page, bytes) in moves.iter().zip(encoded.chunks_exact(stride)) {
+            self.arena.bytes_mut(page.to.range.clone()).copy_from_slice(&bytes[..new_bytes(page)]);
+        }
+    }
+
+    /// Moments of the keys in full plain pages, for each of several groups; sums are f64, by ascending slot.
+    pub fn key_moments(&self, compute: &Compute, groups: &[Vec<PagePlace>]) -> Vec<KeyMoments> {
+        let mut moments = vec![KeyMoments { mean: Vec::new(), std: Vec::new() }; groups.len()];
+        compute.threads.for_each_chunk(&mut moments, 1, |group, moments| {
+            moments[0] = self.moments_of(&groups[group]);
+        });
+        moments
+    }
+
+    fn moments_of(&self, pages: &[PagePlace]) -> KeyMoments {
+        let (mut k, mut v) = (vec![0.0; self.head_dim], vec![0.0; self.head_dim]);
+        // Of what keys differ from the first one, so that squares of a large common part do not drown the rest.
+        let (mut first, mut sums) = (Vec::new(), vec![[0.0; 2]; self.head_dim]);
+        for page in pages {
+            let layout = self.layout(page.kind);
+            for slot in 0..self.page_size {
+                layout.read_token(self.arena.bytes(page.range.clone()), slot, None, &mut k, &mut v);
+                if first.is_empty() {
+                    first.clone_from(&k);
+                }
+                for (([sum, squares], k), first) in sums.iter_mut().zip(&k).zip(&first) {
+                    let x = f64::from(*k) - f64::from(*first);
+                    *sum += x;
+                    *squares += x * x;
+                }
+            }
+        }
+        let count = (pages.len() * self.page_size) as f64;
+        let mean = first.iter().zip(&sums).map(|(first, [sum, _])| (f64::from(*first) + sum / count) as f32).collect();
+        let variance = |[sum, squares]: &[f64; 2]| squares / count - (sum / count).powi(2);
+        KeyMoments { mean, std: sums.iter().map(|sums| variance(sums).max(0.0).sqrt() as f32).collect() }
     }
 
     /// Gives `ranges` back to the operating system; they must hold no live frame.
@@ -107,9 +172,73 @@ impl Store {
     }
 }
 
-fn format(kind: PageKind) -> PageFormat {
-    match kind {
-        PageKind::F32 => PageFormat::F32,
-        PageKind::F16 => PageFormat::F16,
+/// The kernels' name of an encoding.
+fn format(encoding: Encoding) -> PageFormat {
+    match encoding {
+        Encoding::F32 => PageFormat::F32,
+        Encoding::F16 => PageFormat::F16,
+        Encoding::Bf16 => PageFormat::Bf16,
+        Encoding::Q8_0 => PageFormat::Q8_0,
+        Encoding::Tq4 => PageFormat::Tq4,
+        Encoding::Tq3 => PageFormat::Tq3,
+        Encoding::Tq2 => PageFormat::Tq2,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use entrokv_cache::{CacheShape, LayerKind};
+
+    #[test]
+    fn the_pool_and_the_kernels_agree_on_what_pages_there_are_and_what_they_weigh() {
+        for keys in Encoding::ALL {
+            for values in Encoding::ALL {
+                let kind = PageKind { keys, values };
+                for (head_dim, page_size) in
+                    [(64, 16), (96, 64), (128, 256), (256, 16), (512, 32), (544, 16), (80, 16), (64, 5), (64, 24)]
+                {
+                    let shape = CacheShape::new(vec![LayerKind::Global], 1, 1, head_dim, page_size).unwrap();
+                    let layout = PageLayout { keys: format(keys), values: format(values), page_size, head_dim };
+                    let valid = layout.validate().is_ok();
+                    assert_eq!(kind.check(&shape).is_ok(), valid, "{kind}, {head_dim}, {page_size}");
+                    if valid {
+                        assert_eq!(kind.page_bytes(&shape), layout.bytes() as u64, "{kind}, {head_dim}, {page_size}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn key_moments_are_those_of_the_keys() {
+        let (page_size, head_dim) = (16, 32);
+        let shape = std::sync::Arc::new(CacheShape::new(vec![LayerKind::Global], 2, 1, head_dim, page_size).unwrap());
+        let mut store = Store::reserve(1 << 20, page_size, head_dim).unwrap();
+        let mut pool = entrokv_cache::PagePool::new(1 << 20);
+        let mut cache = KvCache::new(shape, PageKind::F32);
+        cache.grow(&mut pool, 48).unwrap();
+        // Channel i of head h at position t: a large common part, and a spread that grows with the channel.
+        let key = |t: usize, h: usize, i: usize| 100.0 + h as f32 + (t * (i + 1) % 7) as f32 * 0.01;
+        let k: Vec<f32> =
+            (0..48).flat_map(|t| (0..2).flat_map(move |h| (0..head_dim).map(move |i| key(t, h, i)))).collect();
+        let tokens = NewTokens { first_position: 0, k: &k, v: &vec![0.0; k.len()] };
+        let compute = Compute::new(entrokv_kernels::isa::Isa::detect(), std::num::NonZeroUsize::MIN);
+        store.write(&compute, &cache, 0, tokens);
+        let places = |kv_head| {
+            let table = cache.table(KvGroup { layer: 0, kv_head });
+            table[1..].iter().map(|page| PagePlace { kind: page.kind, range: page.range() }).collect()
+        };
+        let moments = store.key_moments(&compute, &[places(0), places(1)]);
+        for (h, moments) in moments.iter().enumerate() {
+            for i in 0..head_dim {
+                let keys: Vec<f64> = (16..48).map(|t| f64::from(key(t, h, i))).collect();
+                let mean = keys.iter().sum::<f64>() / 32.0;
+                let std = (keys.iter().map(|k| (k - mean).powi(2)).sum::<f64>() / 32.0).sqrt();
+                assert!((f64::from(moments.mean[i]) - mean).abs() < 1e-5);
+                assert!((f64::from(moments.std[i]) - std).abs() < 1e-7, "{} {std}", moments.std[i]);
+            }
+        }
+        cache.release(&mut pool);
     }
 }

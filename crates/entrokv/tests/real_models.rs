@@ -175,8 +175,13 @@ fn page_decisions_from_the_engines_own_rows_equal_the_reference() {
             ("expect_win32", 32, PageEntroKvOptions { pool_width: 1, ..PageEntroKvOptions::serving() }),
         ] {
             let mut capture = Capture { rows, wanted: layers.clone(), taken: HashMap::new(), prompt: tokens.len() };
-            let span =
-                BatchSpan { tokens: &tokens, first_position: 0, cache: &bench.cache, logits: LogitsWanted::None };
+            let span = BatchSpan {
+                tokens: &tokens,
+                first_position: 0,
+                cache: &bench.cache,
+                constants: &[],
+                logits: LogitsWanted::None,
+            };
             bench.runner.forward(&[span], &mut capture).unwrap();
             for &layer in &layers {
                 let ours = page_scores(&bench, &capture.taken[&layer], &options, tokens.len());
@@ -255,7 +260,7 @@ fn a_continuation_scores_as_the_reference_says_after_eviction() {
                     let keep = |page: &ResidentPage| kept.contains(&page.index.0);
                     let fate = |page| if keep(page) { PageFate::Keep } else { PageFate::Free };
                     let fates: Vec<PageFate> = bench.cache.table(group).iter().map(fate).collect();
-                    bench.cache.apply(&mut bench.pool, group, &fates).unwrap();
+                    bench.cache.apply(&mut bench.pool, group, &fates, &mut |_| ()).unwrap();
                 }
             }
             let rows = bench.feed(&continuation, 128);

@@ -7,7 +7,7 @@ use crate::program::{Bench, text};
 #[test]
 fn bad_flags_are_bad_usage() {
     let bench = Bench::new();
-    let cases: [(&[&str], &str); 16] = [
+    let cases: [(&[&str], &str); 20] = [
         (&["--kv-budget", "0"], "must be greater than 0"),
         (&["--kv-budget", "0%"], "must be greater than 0"),
         (&["--kv-budget=-5tok"], "negative"),
@@ -19,6 +19,10 @@ fn bad_flags_are_bad_usage() {
         (&["--policy", "page-entro-kv"], "needs --kv-budget"),
         (&["--policy", "none", "--kv-budget", "20%"], "--policy none keeps everything"),
         (&["--page-size", "257"], "257"),
+        (&["--cache-type", "q4_0"], "unknown cache type \"q4_0\": the types are f32, f16, bf16, q8_0, tq4, tq3, tq2"),
+        (&["--cache-type", "tq3v5"], "unknown cache type \"tq3v5\""),
+        (&["-k", "tq3v2"], "unknown cache type \"tq3v2\""),
+        (&["--cache-type-v", ""], "unknown cache type \"\""),
         (&["--temperature=-1"], "temperature"),
         (&["--top-p", "1.5"], "top_p"),
         (&["--max-tokens", "0"], "0"),
@@ -59,6 +63,19 @@ fn a_budget_under_the_pins_is_a_failure() {
     for (budget, expected) in [("1tok", "the smallest budget is 32tok"), ("1B", "the smallest budget is 8KiB")] {
         bench.run_model("generate", &["--prompt", "Call me", "--kv-budget", budget], "").fails(1, expected);
     }
+}
+
+#[test]
+fn a_cache_type_that_the_heads_do_not_allow_is_a_failure() {
+    let bench = Bench::new();
+    let refused = "needs a head dimension that is a multiple of 32 and at most 512, got 16";
+    for words in [["--cache-type", "tq4"], ["-k", "q8_0"], ["-v", "tq2"]] {
+        bench.run_model("generate", &[&["--prompt", "Call me"][..], &words].concat(), "").fails(1, refused);
+        bench.run_model("bench", &words, "").fails(1, refused);
+        bench.run_model("perplexity", &words, "Call me").fails(1, refused);
+    }
+    bench.run_model("perplexity", &["--compare", "tq4"], "Call me").fails(1, refused);
+    bench.run_model("perplexity", &["--compare", "tq1"], "Call me").fails(2, "unknown cache type \"tq1\"");
 }
 
 #[test]

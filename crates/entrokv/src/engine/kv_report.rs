@@ -1,7 +1,8 @@
 //! What a sequence's cache holds, as the pool counts it.
 
-use entrokv_cache::{CacheShape, PageKind};
+use entrokv_cache::{CacheShape, KindFootprint, PageKind};
 
+use crate::coding::Coding;
 use crate::eviction::{Eviction, EvictionReport};
 use crate::sequence::Sequence;
 
@@ -16,18 +17,20 @@ pub struct KvReport {
     pub bytes_window: u64,
     /// The resolved cap, once the prompt has been read.
     pub bytes_budget: Option<u64>,
-    /// What the whole cache of the sequence would hold in global layers.
+    /// What the whole cache of the sequence would hold in global layers as it is written: not encoded, nothing evicted.
     pub bytes_full: u64,
-    /// Block tables and policy state.
+    /// Block tables, policy state, and the constants of codes.
     pub bytes_metadata: u64,
     /// What `schedule=once` let grow after its eviction.
     pub bytes_appended: u64,
+    /// Pages and bytes of all layers by kind of page.
+    pub kinds: Vec<KindFootprint>,
     /// Eviction so far.
     pub eviction: EvictionReport,
 }
 
 impl KvReport {
-    /// The report of `sequence`, whose pages are of `kind`.
+    /// The report of `sequence`, whose pages are stored as `kind`.
     pub(super) fn of(sequence: &Sequence, shape: &CacheShape, kind: PageKind) -> Self {
         let footprint = sequence.cache.footprint();
         let eviction = sequence.turn.eviction.as_ref();
@@ -37,9 +40,12 @@ impl KvReport {
             bytes_held: footprint.global_bytes,
             bytes_window: footprint.window_bytes,
             bytes_budget: eviction.and_then(Eviction::budget_bytes),
-            bytes_full: pages * kind.page_bytes(shape) * shape.num_global_groups() as u64,
-            bytes_metadata: footprint.metadata_bytes + eviction.map_or(0, Eviction::state_bytes),
+            bytes_full: pages * kind.written_as().page_bytes(shape) * shape.num_global_groups() as u64,
+            bytes_metadata: footprint.metadata_bytes
+                + eviction.map_or(0, Eviction::state_bytes)
+                + sequence.coding.as_ref().map_or(0, Coding::state_bytes),
             bytes_appended: eviction.map_or(0, |eviction| eviction.appended_bytes(footprint.global_bytes)),
+            kinds: footprint.kinds,
             eviction: eviction.map(Eviction::report).unwrap_or_default(),
         }
     }

@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use entrokv_cache::PoolExhausted;
+use entrokv_cache::{PageCost, PagePool, PoolExhausted};
 
 use super::taps::{Phase, SpanTaps, Taps};
 use super::{Engine, StepOutput};
+use crate::coding::{Coding, EncodeWhen, Taken};
 use crate::eviction::Eviction;
-use crate::model::{BatchSpan, Logits, LogitsWanted, RunError};
+use crate::model::{BatchSpan, Logits, LogitsWanted, ModelRunner, RunError};
 use crate::sequence::{EndTokens, FinishReason, Sequence, SequenceId};
 use crate::text_stream::TextStream;
 use crate::tokenizer::Tokenizer;
@@ -121,16 +122,22 @@ impl Engine {
         for item in work {
             let Some(sequence) = by_id.remove(&item.id) else { continue };
             let reading = sequence.is_reading();
-            let Sequence { tokens, computed, cache, turn } = sequence;
+            let Sequence { tokens, computed, cache, coding, turn } = sequence;
             let (first, end) = (*computed, *computed + item.tokens);
+            let (constants, mut queries) = coding.as_mut().map(Coding::parts).unzip();
+            if let Some(queries) = &mut queries {
+                queries.begin(&(first..end));
+            }
             batch.push(BatchSpan {
                 tokens: &tokens[first..end],
                 first_position: first as u32,
                 cache,
+                constants: constants.unwrap_or(&[]),
                 logits: if end == tokens.len() { LogitsWanted::Last } else { LogitsWanted::None },
             });
             taps.spans.push(SpanTaps {
                 eviction: turn.eviction.as_mut(),
+                queries,
                 cache,
                 rows: first..end,
                 phase: if reading { Phase::Prompt { end: turn.prompt_end } } else { Phase::Answer },
@@ -145,6 +152,9 @@ impl Engine {
             let Some(sequence) = self.sequences.get_mut(&item.id) else { continue };
             let was_reading = sequence.is_reading();
             sequence.computed += item.tokens;
+            if let Some(coding) = &mut sequence.coding {
+                coding.commit();
+            }
             sequence.cache.slide_windows(&mut self.pool);
             let timing = &mut sequence.turn.timing;
             if was_reading {
@@ -154,11 +164,13 @@ impl Engine {
                 timing.decode += start.elapsed();
                 timing.decode_tokens += item.tokens;
             }
-            let prompt_is_read = was_reading && !sequence.is_reading();
-            if let Some(eviction) = sequence.turn.eviction.as_mut().filter(|_| prompt_is_read) {
-                let start = Instant::now();
-                eviction.end_prompt(&mut sequence.cache, &mut self.pool, sequence.computed);
-                sequence.turn.timing.evict += start.elapsed();
+            let ended = if was_reading && !sequence.is_reading() { Ended::Prompt } else { Ended::Chunk };
+            let settled = sequence.settle(&mut self.pool, self.runner.as_mut(), ended);
+            if let (Err(error), true) = (settled, sequence.is_capped()) {
+                // What should be codes takes the room of plain pages, so the cap does not hold; without one it may wait.
+                sequence.turn.finished = Some(FinishReason::Failed(error.to_string()));
+                outputs.push(sequence.output(item.id, None, String::new()));
+                continue;
             }
             outputs.push(match logits.last(span) {
                 Some(row) => sequence.advance(item.id, row, self.tokenizer.as_deref()),
@@ -168,6 +180,15 @@ impl Engine {
     }
 }
 
+/// What ended with a step, as far as a sequence's cache is concerned.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ended {
+    /// The prompt.
+    Prompt,
+    /// A part of it, or a token of the answer.
+    Chunk,
+}
+
 /// A sequence's share of a step.
 struct Work {
     id: SequenceId,
@@ -175,6 +196,51 @@ struct Work {
 }
 
 impl Sequence {
+    /// Brings the cache into the form it rests in: at a prompt's end evicts what is over the budget, and there and while
+    /// decoding encodes the pages that have left the window.
+    ///
+    /// Constants come first, since they are better taken from the whole prompt than from what is left of it; then
+    /// eviction, since what goes need not be encoded.
+    fn settle(&mut self, pool: &mut PagePool, runner: &mut dyn ModelRunner, ended: Ended) -> Result<(), PoolExhausted> {
+        if self.is_reading() {
+            return Ok(());
+        }
+        let Self { cache, coding, turn, .. } = self;
+        let start = Instant::now();
+        let when = if ended == Ended::Prompt { EncodeWhen::Now } else { EncodeWhen::AtBoundary };
+        let mut taken = Taken::No;
+        let mut cost = PageCost::from(cache.kind());
+        if let Some(coding) = coding {
+            taken = coding.take_constants(cache, runner, when);
+            cost = coding.cost();
+            turn.timing.encode += start.elapsed();
+        }
+        if let (Some(eviction), Ended::Prompt) = (&mut turn.eviction, ended) {
+            let start = Instant::now();
+            eviction.end_prompt(cache, pool, cost);
+            turn.timing.evict += start.elapsed();
+        }
+        let encoded = coding.as_mut().map_or(Ok(()), |coding| {
+            let start = Instant::now();
+            let encoded = coding.encode(cache, pool, runner, when);
+            turn.timing.encode += start.elapsed();
+            encoded
+        });
+        if let Some(eviction) = &mut turn.eviction {
+            match (ended, taken) {
+                (Ended::Prompt, _) => eviction.note_held(cache.footprint().global_bytes),
+                (Ended::Chunk, Taken::Yes) => eviction.reprice(cost),
+                (Ended::Chunk, Taken::No) => {}
+            }
+        }
+        encoded
+    }
+
+    /// Whether a budget caps the cache now.
+    fn is_capped(&self) -> bool {
+        self.turn.eviction.as_ref().is_some_and(|eviction| eviction.budget_bytes().is_some())
+    }
+
     /// Samples the next token and decides whether the answer goes on.
     fn advance(&mut self, id: SequenceId, logits: &mut [f32], tokenizer: Option<&Tokenizer>) -> StepOutput {
         let turn = &mut self.turn;

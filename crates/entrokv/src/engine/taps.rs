@@ -1,4 +1,4 @@
-//! Attention rows on their way from a forward pass to the policies of the sequences in its batch.
+//! Attention rows and queries on their way from a forward pass to the policies and codes of the sequences in its batch.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use entrokv_cache::{KvCache, RowSource};
 use entrokv_kernels::attention::Tap;
 
+use crate::coding::QueryMoments;
 use crate::eviction::Eviction;
 use crate::model::AttentionSink;
 
@@ -21,6 +22,8 @@ pub(super) enum Phase {
 pub(super) struct SpanTaps<'a> {
     /// The policy, where the sequence has a cap.
     pub(super) eviction: Option<&'a mut Eviction>,
+    /// What codes want to know of the queries, where the cache is stored as codes.
+    pub(super) queries: Option<&'a mut QueryMoments>,
     /// Its block tables.
     pub(super) cache: &'a KvCache,
     /// Absolute positions of the rows.
@@ -31,13 +34,20 @@ pub(super) struct SpanTaps<'a> {
     pub(super) time: &'a mut Duration,
 }
 
-/// Routes attention rows to the policies of the sequences in a batch.
+/// Routes attention rows and queries to the sequences of a batch.
 pub(super) struct Taps<'a> {
     /// In batch order.
     pub(super) spans: Vec<SpanTaps<'a>>,
 }
 
 impl AttentionSink for Taps<'_> {
+    fn queries(&mut self, span: usize, layer: usize, queries: &[f32]) {
+        let SpanTaps { queries: moments, rows, .. } = &mut self.spans[span];
+        if let Some(moments) = moments {
+            moments.add(layer, rows.start, queries);
+        }
+    }
+
     fn tap(&mut self, span: usize, layer: usize, resident: &[usize]) -> Tap {
         let SpanTaps { eviction, rows, phase, .. } = &mut self.spans[span];
         match (eviction, phase) {

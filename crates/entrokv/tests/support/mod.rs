@@ -58,7 +58,13 @@ impl Bench {
         for part in tokens.chunks(chunk) {
             let first_position = self.cache.logical_len() as u32;
             self.cache.grow(&mut self.pool, part.len()).unwrap();
-            let span = BatchSpan { tokens: part, first_position, cache: &self.cache, logits: LogitsWanted::All };
+            let span = BatchSpan {
+                tokens: part,
+                first_position,
+                cache: &self.cache,
+                constants: &[],
+                logits: LogitsWanted::All,
+            };
             let mut logits = self.runner.forward(&[span], &mut NoTaps).unwrap();
             rows.extend(logits.rows(0).map(|row| row.to_vec()));
             self.cache.slide_windows(&mut self.pool);
