@@ -21,6 +21,7 @@ mod block;
 mod coded;
 #[cfg(test)]
 mod naive;
+mod pack;
 mod product;
 mod queries;
 mod softmax;

@@ -64,6 +64,15 @@ impl Isa {
         }
     }
 
+    /// The same with attention computed in f32: the level below where this one would round its operands to bf16.
+    pub fn in_f32(self) -> Isa {
+        match self.level() {
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512Bf16 => Isa(Level::Avx512),
+            _ => self,
+        }
+    }
+
     /// Its name, as [`Isa::named`] takes it.
     pub fn name(self) -> &'static str {
         self.level().name()
@@ -163,6 +172,14 @@ mod tests {
         assert_eq!(available.last(), Some(&Isa::detect()));
         for isa in available {
             assert_eq!(Isa::named(isa.name()), Ok(isa));
+        }
+    }
+
+    #[test]
+    fn in_f32_leaves_out_bf16_and_nothing_else() {
+        for isa in Isa::available() {
+            let want = if isa.name() == "avx512bf16" { "avx512" } else { isa.name() };
+            assert_eq!(isa.in_f32().name(), want);
         }
     }
 

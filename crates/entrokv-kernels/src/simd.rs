@@ -9,6 +9,8 @@
 //! Everything a kernel calls must be `#[inline(always)]` or go through [`Simd::vectorize`]: a function of its own would be
 //! compiled without the instruction set's features.
 
+pub(crate) use self::pairs::{NoPairs, Pairs};
+
 use crate::isa::{Isa, Level};
 
 /// Number of lanes of every vector.
@@ -18,6 +20,8 @@ pub(crate) const LANES: usize = 16;
 pub(crate) trait Kernel {
     /// What it returns.
     type Output;
+    /// Whether it asks for [`Simd::pairs`]; another one is not compiled for an instruction set that adds nothing else.
+    const USES_PAIRS: bool = false;
     /// The computation; implementations are `#[inline(always)]`.
     fn run<S: Simd>(self, simd: S) -> Self::Output;
 }
@@ -29,7 +33,11 @@ pub(crate) fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
         #[cfg(target_arch = "x86_64")]
         Level::Avx2 | Level::AvxVnni => x86::Avx2::new(isa).vectorize(kernel),
         #[cfg(target_arch = "x86_64")]
-        Level::Avx512 | Level::Avx512Bf16 => x86::Avx512::new(isa).vectorize(kernel),
+        Level::Avx512 => x86::Avx512::new(isa).vectorize(kernel),
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512Bf16 if K::USES_PAIRS => x86::Avx512Bf16::new(isa).vectorize(kernel),
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512Bf16 => x86::Avx512::new(isa).vectorize(kernel),
     }
 }
 
@@ -39,6 +47,8 @@ pub(crate) fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
 pub(crate) trait Simd: Copy {
     /// Sixteen f32 lanes.
     type V: Copy;
+    /// Dot products of bf16.
+    type Pairs: Pairs<V = Self::V>;
     /// How many rows a matrix-like kernel of many rows keeps in registers at a time.
     const ROWS: usize;
     /// How many vectors of each of up to `ROWS` rows it keeps, so that the accumulators fit the registers.
@@ -47,6 +57,9 @@ pub(crate) trait Simd: Copy {
     const MAX_ROWS: usize;
     /// How many vectors of each of more than `ROWS` rows it keeps.
     const MAX_ROWS_COLUMNS: usize;
+
+    /// The dot products of bf16 that attention is to use here, if any.
+    fn pairs(self) -> Option<Self::Pairs>;
 
     /// Runs `kernel` in a function of its own, compiled with this instruction set's features.
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output;
@@ -164,11 +177,16 @@ fn lanes(f: impl FnMut(usize) -> f32) -> [f32; LANES] {
 
 impl Simd for Scalar {
     type V = [f32; LANES];
+    type Pairs = NoPairs<Self::V>;
     const ROWS: usize = 2;
     const COLUMNS: usize = 1;
     const MAX_ROWS: usize = 2;
     const MAX_ROWS_COLUMNS: usize = 1;
 
+    #[inline(always)]
+    fn pairs(self) -> Option<Self::Pairs> {
+        None
+    }
     #[inline(always)]
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
         kernel.run(self)
@@ -267,6 +285,7 @@ impl Simd for Scalar {
 }
 
 pub(crate) mod integers;
+mod pairs;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 

@@ -152,7 +152,9 @@ pub fn decoder(
     progress: &mut dyn FnMut(f32),
 ) -> Result<Decoder, LoadError> {
     options.page_kind.check(shape)?;
-    let compute = Compute::new(options.isa, options.threads);
+    // Who asks for f32 activations or an f32 cache wants to see what roundings cost: attention adds none of its own.
+    let exact = options.arithmetic == Arithmetic::F32 || options.page_kind == PageKind::F32;
+    let compute = Compute::new(if exact { options.isa.in_f32() } else { options.isa }, options.threads);
     let weights = Weights::load(gguf, config, &compute, progress)?;
     let bytes = pool_bytes(options, config, shape);
     let store = Store::reserve(bytes, shape.page_size, shape.head_dim)

@@ -5,11 +5,14 @@ use std::ops::Range;
 use super::aligned::Aligned;
 use super::coded::{
     AddValues as AddCodedValues, CodedQueries, LoadQueries, MAX_DIRECT_ROWS, RotateBack, RowSums, ScoreStrips,
-    UnpackStrips, Weights,
+    UnpackStrips, Weights as IntegerWeights,
 };
-use super::product::{SCORE_STRIDE, add_values, columns_per_block, rows_per_block, scores};
+use super::product::{PAIR_STRIDE, SCORE_STRIDE, Weights, add_values, columns_per_block, rows_per_block, scores};
 use super::queries::Queries;
-use super::softmax::{Exponentials, Mask, Merge, Normalise, Partial, Probabilities, Sight};
+use super::softmax::{
+    Exponentials, Mask, Merge, MixedExponentials, Normalise, Partial, Probabilities, RoundedExponentials, Sight,
+    WeighWhole,
+};
 use super::strip::{List, Parts, Strip, StripBuffers, TileReader};
 use super::work::{Block, Item, SpanWork, Sums, TapWork, kept_tile_len};
 use super::{AttentionParams, TILE};
@@ -18,7 +21,7 @@ use crate::codes::rotation::MAX_LEN;
 use crate::disjoint::DisjointMut;
 use crate::isa::Isa;
 use crate::simd::integers::dispatch_integers;
-use crate::simd::{Kernel, LANES, Simd};
+use crate::simd::{Kernel, LANES, Pairs, Simd};
 
 /// What all threads of a call read, and where they write.
 pub(super) struct Call<'a> {
@@ -40,9 +43,9 @@ pub(super) struct Call<'a> {
 #[derive(Default)]
 pub(super) struct Scratch {
     queries: Queries,
-    scores: Aligned,
-    tile: Aligned,
-    merged: Aligned,
+    weights: WeightBuffers,
+    tile: Aligned<f32>,
+    merged: Aligned<f32>,
     strips: StripBuffers,
     coded: CodedScratch,
 }
@@ -51,11 +54,30 @@ pub(super) struct Scratch {
 #[derive(Default)]
 struct CodedScratch {
     queries: CodedQueries,
-    weights: Weights,
-    /// A run of strips' keys as bytes.
+    weights: IntegerWeights,
+    /// A tile's keys as bytes.
     keys: Vec<u8>,
     /// A tile's values as bytes.
     values: Vec<u8>,
+}
+
+/// Scores of a band of rows, which become the weights of the values.
+#[derive(Default)]
+struct WeightBuffers {
+    /// `[rows, SCORE_STRIDE]`.
+    exact: Aligned<f32>,
+    /// `[rows, PAIR_STRIDE]`.
+    rounded: Aligned<u32>,
+}
+
+/// Register blocks of a band: rows that go through scores, exponentials and values together. Few enough for their scores to
+/// stay in the first-level cache, enough to share a panel of keys there.
+const BAND_BLOCKS: usize = 2;
+
+/// The bands of `num_rows` rows.
+fn bands<S: Simd>(num_rows: usize) -> impl Iterator<Item = Range<usize>> {
+    let band = BAND_BLOCKS * rows_per_block::<S>(num_rows);
+    (0..num_rows).step_by(band).map(move |start| start..(start + band).min(num_rows))
 }
 
 /// The rows of a block: query after query, head after head.
@@ -98,14 +120,15 @@ impl<'a> Rows<'a> {
     }
 
     /// The block's queries, row after row.
-    fn load_queries(&self, queries: &mut Queries, coded: &mut CodedScratch) {
+    #[inline(always)]
+    fn load_queries<S: Simd>(&self, s: S, queries: &mut Queries, coded: &mut CodedScratch) {
         let rows = (0..self.num_rows).map(|row| &self.call.queries[self.elements(row)]);
-        queries.load(self.call.params, rows);
+        queries.load(s, self.call.params, rows.clone());
         let codes = self.block.key_codes;
         if !codes.is_empty() {
             let head_dim = self.call.params.head_dim;
             let constants = self.span.constants.get(self.block.kv_head).copied().flatten();
-            let queries = &queries.scaled[..self.num_rows * head_dim];
+            let queries = queries.load_scaled(self.call.params, rows);
             let out = &mut coded.queries;
             dispatch_integers(self.call.isa, LoadQueries { queries, head_dim, codes, constants, out });
         }
@@ -126,6 +149,11 @@ impl<'a> Rows<'a> {
             sums,
             rotated: &mut rest[..rotated],
         }
+    }
+
+    /// Whether some of `rows` is tapped.
+    fn taps_any(&self, rows: &Range<usize>) -> bool {
+        matches!(&self.span.tap, TapWork::Rows { from_row, .. } if self.query(rows.end.saturating_sub(1)) >= *from_row)
     }
 
     /// Where the scores of `row` go in the tap, and the number of tokens there; `None` if the row is not tapped.
@@ -159,14 +187,14 @@ pub(super) struct Attend<'a> {
 
 impl Kernel for Attend<'_> {
     type Output = ();
+    const USES_PAIRS: bool = true;
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let Attend { call, item, scratch } = self;
         let rows = Rows::new(call, &call.blocks[item.block]);
         let tile_len = kept_tile_len(call.params, rows.block);
-        rows.load_queries(&mut scratch.queries, &mut scratch.coded);
-        scratch.scores.reserve(rows.num_rows * SCORE_STRIDE);
+        rows.load_queries(s, &mut scratch.queries, &mut scratch.coded);
         let block = std::slice::from_ref(rows.block);
         let mut reader = reader(call, block, Parts::KeysAndValues, item.tiles.clone());
 
@@ -176,7 +204,7 @@ impl Kernel for Attend<'_> {
             for (tile, kept) in item.tiles.clone().zip(kept.chunks_exact_mut(tile_len)) {
                 let strips = reader.read(s, tile, &mut scratch.strips);
                 let into = &mut rows.partial(kept);
-                attend_tile(s, rows, strips, (&scratch.queries, &mut scratch.coded), &mut scratch.scores, into);
+                attend_tile(s, rows, strips, (&scratch.queries, &mut scratch.coded), &mut scratch.weights, into);
             }
             return;
         }
@@ -187,7 +215,7 @@ impl Kernel for Attend<'_> {
         for tile in item.tiles.clone() {
             let strips = reader.read(s, tile, &mut scratch.strips);
             let into = &mut rows.partial(&mut scratch.tile);
-            attend_tile(s, rows, strips, (&scratch.queries, &mut scratch.coded), &mut scratch.scores, into);
+            attend_tile(s, rows, strips, (&scratch.queries, &mut scratch.coded), &mut scratch.weights, into);
             s.vectorize(Merge { into: &mut merged, tile: into });
         }
         finish(s, rows, &merged);
@@ -252,46 +280,98 @@ fn finish<S: Simd>(s: S, rows: Rows<'_>, merged: &Partial<'_>) {
     }
 }
 
-/// The scores of all rows and strips that some row of their register block sees; others stay what they were.
-fn score_tile<S: Simd>(
+/// Some rows that go through the kernels together, and what they see of a tile.
+#[derive(Clone, Default)]
+struct RegisterBlock {
+    rows: Range<usize>,
+    /// The strips that some of its rows sees, as a range of indices.
+    seen: Range<usize>,
+    /// Whether every row sees every lane of every strip of the tile.
+    whole: bool,
+}
+
+/// The register blocks of `band`; the last ones may be empty.
+#[inline(always)]
+fn register_blocks<S: Simd>(rows: Rows<'_>, band: &Range<usize>, strips: &[Strip]) -> [RegisterBlock; BAND_BLOCKS] {
+    let rows_per_block = rows_per_block::<S>(rows.num_rows);
+    let mut blocks = [const { RegisterBlock { rows: 0..0, seen: 0..0, whole: false } }; BAND_BLOCKS];
+    let (Some(first), Some(last)) = (strips.first(), strips.last()) else { return blocks };
+    let resident = strips.iter().all(|strip| strip.resident == u16::MAX);
+    let starts = band.clone().step_by(rows_per_block);
+    for (block, start) in blocks.iter_mut().zip(starts) {
+        block.rows = start..band.end.min(start + rows_per_block);
+        // Later rows see later positions.
+        let (earliest, latest) = (rows.sight(block.rows.start), rows.sight(block.rows.end - 1));
+        let all = latest.oldest <= first.first && earliest.newest >= last.first + (LANES as u64 - 1);
+        block.whole = resident && all;
+        block.seen =
+            if all { 0..strips.len() } else { Sight { oldest: earliest.oldest, newest: latest.newest }.strips(strips) };
+    }
+    blocks
+}
+
+/// The queries of a block, and the bytes of a tile's coded keys if its rows share their unpacking.
+#[derive(Clone, Copy)]
+struct ScoreOperands<'a> {
+    isa: Isa,
+    queries: &'a Queries,
+    coded: &'a CodedQueries,
+    /// `[strips, head_dim * 16]`.
+    unpacked: Option<&'a [u8]>,
+    head_dim: usize,
+}
+
+impl<'a> ScoreOperands<'a> {
+    /// Unpacks what `rows` share of `strips`.
+    fn new(
+        rows: Rows<'_>,
+        strips: &[Strip],
+        queries: &'a Queries,
+        coded: &'a CodedQueries,
+        keys: &'a mut Vec<u8>,
+    ) -> Self {
+        let (isa, head_dim) = (rows.call.isa, rows.call.params.head_dim);
+        let shared = rows.num_rows > MAX_DIRECT_ROWS && strips.iter().any(|strip| strip.key_format.is_rotated());
+        let unpacked = shared.then(|| unpack(isa, Part::Keys, head_dim, strips, keys));
+        ScoreOperands { isa, queries, coded, unpacked, head_dim }
+    }
+}
+
+/// The scores of a band of rows for all strips that some row of their register block sees; others stay what they were.
+///
+/// Row `first_row` goes to the first row of `out`.
+#[inline(always)]
+fn score_band<S: Simd>(
     s: S,
-    rows: Rows<'_>,
+    (blocks, first_row): (&[RegisterBlock], usize),
     strips: &[Strip],
-    (queries, coded): (&Queries, &mut CodedScratch),
+    operands: ScoreOperands<'_>,
     out: &mut [f32],
 ) {
-    let d = rows.call.params.head_dim;
-    let rows_per_block = rows_per_block::<S>(rows.num_rows);
-    // A panel of strips is read by all rows while it is in the first-level cache.
-    for panel in panels(strips, columns_per_block::<S>(rows_per_block)) {
-        let CodedScratch { queries: coded_queries, keys: unpacked, .. } = &mut *coded;
-        let format = strips[panel.start].key_format;
-        let unpacked = (rows.num_rows > MAX_DIRECT_ROWS && format.is_rotated())
-            .then(|| unpack(rows.call.isa, Part::Keys, d, &strips[panel.clone()], unpacked));
-        for first in (0..rows.num_rows).step_by(rows_per_block) {
-            let num_rows = rows_per_block.min(rows.num_rows - first);
-            let seen = block_sight(rows, first, num_rows, strips);
+    let ScoreOperands { isa, queries, coded, unpacked, head_dim } = operands;
+    // A panel of strips is read by all rows of the band while it is in the first-level cache.
+    for panel in panels(strips, columns_per_block::<S>(blocks[0].rows.len())) {
+        for RegisterBlock { rows, seen, .. } in blocks {
             let columns = panel.start.max(seen.start)..panel.end.min(seen.end);
             if columns.is_empty() {
                 continue;
             }
-            let out = &mut out[first * SCORE_STRIDE + columns.start * LANES..];
-            if format.is_coded() {
+            let out = &mut out[(rows.start - first_row) * SCORE_STRIDE + columns.start * LANES..];
+            if strips[panel.start].key_format.is_coded() {
                 let scores = ScoreStrips {
-                    queries: coded_queries,
-                    first_row: first,
-                    num_rows,
-                    head_dim: d,
+                    queries: coded,
+                    first_row: rows.start,
+                    num_rows: rows.len(),
+                    head_dim,
                     strips: &strips[columns.clone()],
-                    unpacked: unpacked.map(|bytes| &bytes[(columns.start - panel.start) * d * LANES..]),
+                    unpacked: unpacked.map(|bytes| &bytes[columns.start * head_dim * LANES..]),
                     out,
                 };
-                dispatch_integers(rows.call.isa, scores);
+                dispatch_integers(isa, scores);
                 continue;
             }
-            let queries = &queries.scaled[first * d..(first + num_rows) * d];
             // SAFETY: strips fresh from the reader, with `head_dim` as here.
-            unsafe { scores(s, queries, d, &strips[columns], out) };
+            unsafe { scores(s, queries.rows(rows.clone()), &strips[columns], out) };
         }
     }
 }
@@ -309,83 +389,81 @@ fn panels(strips: &[Strip], max_len: usize) -> impl Iterator<Item = Range<usize>
     })
 }
 
-/// The strips that some of `num_rows` rows from `first` on sees: later rows see later positions.
-fn block_sight(rows: Rows<'_>, first: usize, num_rows: usize, strips: &[Strip]) -> Range<usize> {
-    let seen = Sight { oldest: rows.sight(first).oldest, newest: rows.sight(first + num_rows - 1).newest };
-    seen.strips(strips)
-}
-
-/// One tile: scores, exponentials, weighted values.
+/// One tile: scores, exponentials, weighted values, a band of rows at a time.
+#[inline(always)]
 fn attend_tile<S: Simd>(
     s: S,
     rows: Rows<'_>,
     strips: &[Strip],
     (queries, coded): (&Queries, &mut CodedScratch),
-    weights: &mut [f32],
+    buffers: &mut WeightBuffers,
     into: &mut Partial<'_>,
 ) {
     into.total.fill(0.0);
     if strips.is_empty() {
         return;
     }
-    score_tile(s, rows, strips, (queries, coded), weights);
-    let head_dim = rows.call.params.head_dim;
+    let CodedScratch { queries: coded_queries, weights: integer_weights, keys, values: unpacked } = coded;
+    let operands = ScoreOperands::new(rows, strips, queries, coded_queries, keys);
+    let head_dim = operands.head_dim;
     let has_coded_values = strips.iter().any(|strip| strip.value_format.is_coded());
-    let CodedScratch { weights: integer_weights, values: unpacked, .. } = coded;
     let unpacked = (rows.num_rows > MAX_DIRECT_ROWS && has_coded_values)
         .then(|| unpack(rows.call.isa, Part::Values, head_dim, strips, unpacked));
-
-    let rows_per_block = rows_per_block::<S>(rows.num_rows);
-    for first in (0..rows.num_rows).step_by(rows_per_block) {
-        let num_rows = rows_per_block.min(rows.num_rows - first);
-        let block_seen = block_sight(rows, first, num_rows, strips);
-        for row in first..first + num_rows {
-            let sight = rows.sight(row);
-            let seen = sight.strips(strips);
-            let weights = &mut weights[row * SCORE_STRIDE..][..strips.len() * LANES];
-            let scores = &mut weights[seen.start * LANES..seen.end * LANES];
-            let largest = s.vectorize(Mask { scores, strips: &strips[seen.clone()], sight });
-            if let Some((tap, place)) = rows.tapped(row) {
-                copy_to_tap(scores, &strips[seen.clone()], tap, place.start);
-            }
-            if let Some(largest) = largest {
-                into.largest[row] = largest;
-                into.total[row] = s.vectorize(Exponentials { scores, largest });
+    let weighing = match (S::Pairs::EXIST, has_coded_values) {
+        (false, _) => Weighing::Exact,
+        (true, false) => Weighing::Rounded,
+        (true, true) => Weighing::ByStrip,
+    };
+    for band in bands::<S>(rows.num_rows) {
+        buffers.exact.reserve(band.len() * SCORE_STRIDE);
+        if S::Pairs::EXIST {
+            buffers.rounded.reserve(band.len() * PAIR_STRIDE);
+        }
+        let blocks = register_blocks::<S>(rows, &band, strips);
+        score_band(s, (&blocks, band.start), strips, operands, &mut buffers.exact);
+        for RegisterBlock { rows: block, seen, whole } in blocks {
+            let first = block.start.saturating_sub(band.start);
+            if whole && weighing != Weighing::ByStrip && !rows.taps_any(&block) {
+                let (largest, total) = (&mut into.largest[block.clone()], &mut into.total[block.clone()]);
+                let scores = &mut buffers.exact[first * SCORE_STRIDE..];
+                let weights = buffers.rounded.get_mut(first * PAIR_STRIDE..).unwrap_or(&mut []);
+                let row_len = strips.len() * LANES;
+                s.vectorize(WeighWhole { scores, weights, stride: SCORE_STRIDE, row_len, largest, total });
             } else {
-                scores.fill(0.0);
+                for row in block.clone() {
+                    weigh(s, (rows, row), (row - band.start, weighing), (strips, seen.clone()), buffers, into);
+                }
             }
-            // What the row does not see but its register block does.
-            weights[block_seen.start * LANES..seen.start * LANES].fill(0.0);
-            weights[seen.end * LANES..block_seen.end * LANES].fill(0.0);
-        }
-        let sums = &mut into.sums[first * rows.padded_dim..(first + num_rows) * rows.padded_dim];
-        sums.fill(0.0);
-        if let Some(rotated) = into.rotated.get_mut(first * rows.padded_dim..(first + num_rows) * rows.padded_dim) {
+            let place = block.start * rows.padded_dim..block.end * rows.padded_dim;
+            let sums = &mut into.sums[place.clone()];
+            sums.fill(0.0);
+            let rotated = into.rotated.get_mut(place).unwrap_or_default();
             rotated.fill(0.0);
-        }
-        let strips = &strips[block_seen.clone()];
-        let mut column = first * SCORE_STRIDE + block_seen.start * LANES;
-        for run in strips.chunk_by(|a, b| a.value_format == b.value_format) {
-            if !run[0].value_format.is_coded() {
-                // SAFETY: strips fresh from the reader, which gives values their stride.
-                unsafe { add_values(s, &weights[column..], run, sums) };
+            let mut column = seen.start;
+            for run in strips[seen.clone()].chunk_by(|a, b| a.value_format == b.value_format) {
+                if !run[0].value_format.is_coded() {
+                    let weights = Weights {
+                        exact: &buffers.exact[first * SCORE_STRIDE + column * LANES..],
+                        rounded: buffers.rounded.get(first * PAIR_STRIDE + column * LANES / 2..).unwrap_or(&[]),
+                    };
+                    // SAFETY: strips fresh from the reader, which gives values their stride.
+                    unsafe { add_values(s, weights, run, sums) };
+                }
+                column += run.len();
             }
-            column += run.len() * LANES;
-        }
-        if has_coded_values {
-            let rows_of_sums = first * rows.padded_dim..(first + num_rows) * rows.padded_dim;
-            let rotated = into.rotated.get_mut(rows_of_sums).unwrap_or_default();
-            let values = AddCodedValues {
-                exponentials: &weights[first * SCORE_STRIDE + block_seen.start * LANES..],
-                num_rows,
-                head_dim,
-                strips,
-                unpacked: unpacked.map(|bytes| &bytes[block_seen.start * head_dim * LANES..]),
-                weights: integer_weights,
-                sums,
-                rotated,
-            };
-            dispatch_integers(rows.call.isa, values);
+            if has_coded_values && !block.is_empty() {
+                let values = AddCodedValues {
+                    exponentials: &buffers.exact[first * SCORE_STRIDE + seen.start * LANES..],
+                    num_rows: block.len(),
+                    head_dim,
+                    unpacked: unpacked.map(|bytes| &bytes[seen.start * head_dim * LANES..]),
+                    strips: &strips[seen],
+                    weights: integer_weights,
+                    sums,
+                    rotated,
+                };
+                dispatch_integers(rows.call.isa, values);
+            }
         }
     }
 }
@@ -395,6 +473,67 @@ fn unpack<'b>(isa: Isa, part: Part, head_dim: usize, strips: &[Strip], buffer: &
     buffer.resize(strips.len() * head_dim * LANES, 0);
     dispatch_integers(isa, UnpackStrips { part, head_dim, strips, out: buffer });
     buffer
+}
+
+/// How scores become weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Weighing {
+    /// All as f32.
+    Exact,
+    /// All rounded to bf16.
+    Rounded,
+    /// Rounded where the values are elements, as f32 where they are codes: those have the same bits on every instruction set.
+    ByStrip,
+}
+
+/// Turns the scores of `row`, in row `place` of the buffers, into weights, and leaves its largest score and total. Strips
+/// that its register block sees (`block_seen`) and it does not weigh nothing.
+#[inline(always)]
+fn weigh<S: Simd>(
+    s: S,
+    (rows, row): (Rows<'_>, usize),
+    (place, weighing): (usize, Weighing),
+    (strips, block_seen): (&[Strip], Range<usize>),
+    buffers: &mut WeightBuffers,
+    into: &mut Partial<'_>,
+) {
+    let sight = rows.sight(row);
+    let seen = sight.strips(strips);
+    let exact = &mut buffers.exact[place * SCORE_STRIDE..][..strips.len() * LANES];
+    let scores = &mut exact[seen.start * LANES..seen.end * LANES];
+    let strips_seen = &strips[seen.clone()];
+    let largest = s.vectorize(Mask { scores, strips: strips_seen, sight });
+    if let Some((tap, place)) = rows.tapped(row) {
+        copy_to_tap(scores, strips_seen, tap, place.start);
+    }
+    let half = LANES / 2;
+    let rounded = buffers.rounded.get_mut(place * PAIR_STRIDE..).and_then(|r| r.get_mut(..strips.len() * half));
+    let rounded = rounded.unwrap_or(&mut []);
+    if let Some(largest) = largest {
+        into.largest[row] = largest;
+        into.total[row] = match weighing {
+            Weighing::Exact => s.vectorize(Exponentials { scores, largest }),
+            Weighing::Rounded => {
+                let weights = &mut rounded[seen.start * half..seen.end * half];
+                s.vectorize(RoundedExponentials { scores, weights, largest })
+            }
+            Weighing::ByStrip => {
+                let weights = &mut rounded[seen.start * half..seen.end * half];
+                s.vectorize(MixedExponentials { scores, weights, strips: strips_seen, largest })
+            }
+        };
+    } else {
+        scores.fill(0.0);
+        if S::Pairs::EXIST {
+            rounded[seen.start * half..seen.end * half].fill(0);
+        }
+    }
+    for unseen in [block_seen.start..seen.start, seen.end..block_seen.end] {
+        exact[unseen.start * LANES..unseen.end * LANES].fill(0.0);
+        if S::Pairs::EXIST {
+            rounded[unseen.start * half..unseen.end * half].fill(0);
+        }
+    }
 }
 
 /// Copies masked scores of resident lanes to their tokens of a tapped row that starts at `row_start`.
@@ -437,6 +576,7 @@ pub(super) struct ColumnItem {
 
 impl Kernel for SumColumns<'_> {
     type Output = ();
+    const USES_PAIRS: bool = true;
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
@@ -446,11 +586,17 @@ impl Kernel for SumColumns<'_> {
         let strips = reader.read(s, item.tile, &mut scratch.strips);
         for block in blocks.iter().filter(|block| block.tiles.contains(&item.tile)) {
             let rows = Rows::new(call, block);
-            rows.load_queries(&mut scratch.queries, &mut scratch.coded);
-            scratch.scores.reserve(rows.num_rows * SCORE_STRIDE);
-            score_tile(s, rows, strips, (&scratch.queries, &mut scratch.coded), &mut scratch.scores);
-            for (row, scores) in scratch.scores.chunks_exact_mut(SCORE_STRIDE).take(rows.num_rows).enumerate() {
-                add_probabilities(s, (rows, row), statistics, strips, scores);
+            rows.load_queries(s, &mut scratch.queries, &mut scratch.coded);
+            let CodedScratch { queries: coded_queries, keys, .. } = &mut scratch.coded;
+            let operands = ScoreOperands::new(rows, strips, &scratch.queries, coded_queries, keys);
+            for band in bands::<S>(rows.num_rows) {
+                let scores = &mut scratch.weights.exact;
+                scores.reserve(band.len() * SCORE_STRIDE);
+                let blocks = register_blocks::<S>(rows, &band, strips);
+                score_band(s, (&blocks, band.start), strips, operands, scores);
+                for (row, scores) in band.zip(scores.chunks_exact_mut(SCORE_STRIDE)) {
+                    add_probabilities(s, (rows, row), statistics, strips, scores);
+                }
             }
         }
     }

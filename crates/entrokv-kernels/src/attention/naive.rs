@@ -1,9 +1,17 @@
 //! The oracle: attention as the formula says it, in f64, one row at a time.
+//!
+//! Where the kernels round queries, keys and values to bf16, so does it; but not the weights, whose rounding is the error.
 
 use super::{AttentionParams, AttentionSpan, Tap};
 
-/// As `paged_attention`, but slow.
-pub(super) fn attention(params: &AttentionParams, spans: &mut [AttentionSpan<'_>], q: &[f32], out: &mut [f32]) {
+/// As `paged_attention`, but slow; `round` is what the kernels do to their operands.
+pub(super) fn attention(
+    params: &AttentionParams,
+    spans: &mut [AttentionSpan<'_>],
+    q: &[f32],
+    out: &mut [f32],
+    round: fn(f32) -> f32,
+) {
     let (d, r) = (params.head_dim, params.group_size());
     for span in spans {
         let mut probabilities = vec![Vec::new(); params.num_kv_heads];
@@ -14,6 +22,7 @@ pub(super) fn attention(params: &AttentionParams, spans: &mut [AttentionSpan<'_>
                 for slot in 0..segment.len as usize {
                     let (mut k, mut v) = (vec![0.0; d], vec![0.0; d]);
                     params.layout(segment).read_token(segment.frame, slot, constants, &mut k, &mut v);
+                    k.iter_mut().chain(&mut v).for_each(|x| *x = round(*x));
                     tokens.push((segment.position + slot as u32, k, v));
                 }
             }
@@ -28,9 +37,8 @@ pub(super) fn attention(params: &AttentionParams, spans: &mut [AttentionSpan<'_>
                             if *p > position || *p < oldest {
                                 return f64::NEG_INFINITY;
                             }
-                            let dot: f64 =
-                                q[at..at + d].iter().zip(k).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
-                            dot * f64::from(params.scale)
+                            let query = q[at..at + d].iter().map(|x| round(x * params.scale));
+                            query.zip(k).map(|(a, b)| f64::from(a) * f64::from(*b)).sum()
                         })
                         .collect();
                     let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);

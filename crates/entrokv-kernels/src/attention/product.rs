@@ -13,9 +13,10 @@
 
 use std::marker::PhantomData;
 
+use super::queries::QueryRows;
 use super::strip::Strip;
 use crate::page::PageFormat;
-use crate::simd::{Kernel, LANES, Simd};
+use crate::simd::{Kernel, LANES, Pairs, Simd};
 
 /// Elements from one row of scores to the next: a whole tile's.
 pub(super) const SCORE_STRIDE: usize = super::TILE as usize;
@@ -150,6 +151,10 @@ macro_rules! with_block {
     };
 }
 
+mod pairs;
+
+pub(super) use pairs::PAIR_STRIDE;
+
 /// Evaluates `$body` with `$element` a type parameter for the elements of `$format`.
 macro_rules! with_element {
     ($element:ident = $format:expr, $body:expr) => {
@@ -174,15 +179,16 @@ macro_rules! with_element {
 /// Writes the scores `[rows, 16 * strips.len()]` of a register block of queries and strips whose keys have one format to
 /// `out`, whose rows are [`SCORE_STRIDE`] apart; those of lanes that are not resident are anything.
 ///
-/// `queries` is `[rows, head_dim]`, already scaled.
-///
 /// # Safety
-/// - The strips' keys can be read: `16 * head_dim` elements.
-pub(super) unsafe fn scores<S: Simd>(simd: S, queries: &[f32], head_dim: usize, strips: &[Strip], out: &mut [f32]) {
-    let num_rows = queries.len() / head_dim;
-    assert!(
-        num_rows * head_dim == queries.len() && strips.iter().all(|strip| strip.key_format == strips[0].key_format)
-    );
+/// - The strips' keys can be read: `16 * head_dim` elements, `head_dim` rounded up to an even number.
+pub(super) unsafe fn scores<S: Simd>(simd: S, queries: QueryRows<'_>, strips: &[Strip], out: &mut [f32]) {
+    if S::Pairs::EXIST {
+        // SAFETY: the caller's promise.
+        return unsafe { pairs::scores(simd, queries, strips, out) };
+    }
+    let QueryRows { scaled: queries, num_rows, head_dim, .. } = queries;
+    assert_eq!(num_rows * head_dim, queries.len());
+    assert!(strips.iter().all(|strip| strip.key_format == strips[0].key_format));
     assert!(num_rows <= S::MAX_ROWS && strips.len() <= columns_per_block::<S>(num_rows));
     assert!(out.len() >= (num_rows - 1) * SCORE_STRIDE + strips.len() * LANES);
     let (queries, out) = (queries.as_ptr(), out.as_mut_ptr());
@@ -241,14 +247,28 @@ impl<E: Element, const M: usize, const N: usize> Kernel for Scores<E, M, N> {
     }
 }
 
+/// What values are weighted with: the exponentials of the scores.
+#[derive(Clone, Copy)]
+pub(super) struct Weights<'a> {
+    /// Rows are [`SCORE_STRIDE`] apart.
+    pub(super) exact: &'a [f32],
+    /// Pairs of bf16, rows are [`PAIR_STRIDE`] apart; only where attention is computed in them.
+    pub(super) rounded: &'a [u32],
+}
+
 /// Adds the strips' values, weighted, to the sums `[rows, value_stride]` of a register block's rows:
 /// `sums[m] += weights[m, strip, lane] * value[strip, lane]` over the resident lanes in ascending order.
 ///
-/// Rows of `weights` are [`SCORE_STRIDE`] apart, its first column belongs to the first strip.
+/// The first column of the weights belongs to the first strip.
 ///
 /// # Safety
 /// - The strips' values can be read: those of all resident lanes (bf16: and of their pairs), `value_stride` elements each.
-pub(super) unsafe fn add_values<S: Simd>(simd: S, weights: &[f32], strips: &[Strip], sums: &mut [f32]) {
+pub(super) unsafe fn add_values<S: Simd>(simd: S, weights: Weights<'_>, strips: &[Strip], sums: &mut [f32]) {
+    if S::Pairs::EXIST {
+        // SAFETY: the caller's promise.
+        return unsafe { pairs::add_values(simd, weights.rounded, strips, sums) };
+    }
+    let weights = weights.exact;
     let stride = strips[0].value_stride;
     let num_rows = sums.len() / stride;
     assert!(num_rows * stride == sums.len() && stride.is_multiple_of(LANES));

@@ -1,21 +1,87 @@
 //! A block's queries in the forms its strips ask for.
 
+use std::ops::Range;
+
 use super::AttentionParams;
 use super::aligned::Aligned;
+use crate::simd::{LANES, Pairs, Simd};
 
 /// The queries of one block, prepared once and used by every tile.
 #[derive(Default)]
 pub(super) struct Queries {
-    /// `[rows, head_dim]`, times the scale of the scores.
-    pub(super) scaled: Aligned,
+    /// `[rows, head_dim]`, times the scale of the scores; only where attention is computed in f32, and beside codes.
+    scaled: Aligned<f32>,
+    /// The same rounded to pairs of bf16, `[rows, padded_dim / 2]`; only where attention is computed in them.
+    pairs: Aligned<u32>,
+    head_dim: usize,
+}
+
+/// Some rows of [`Queries`].
+#[derive(Clone, Copy)]
+pub(super) struct QueryRows<'a> {
+    /// `[rows, head_dim]`, or empty.
+    pub(super) scaled: &'a [f32],
+    /// `[rows, padded_dim / 2]`, or empty.
+    pub(super) pairs: &'a [u32],
+    pub(super) head_dim: usize,
+    pub(super) num_rows: usize,
 }
 
 impl Queries {
     /// Prepares `rows`, each `[head_dim]`.
-    pub(super) fn load<'q>(&mut self, params: &AttentionParams, rows: impl ExactSizeIterator<Item = &'q [f32]>) {
-        self.scaled.reserve(rows.len() * params.head_dim);
+    #[inline(always)]
+    pub(super) fn load<'q, S: Simd>(
+        &mut self,
+        s: S,
+        params: &AttentionParams,
+        rows: impl ExactSizeIterator<Item = &'q [f32]>,
+    ) {
+        self.head_dim = params.head_dim;
+        let Some(pairs) = s.pairs() else {
+            self.load_scaled(params, rows);
+            return;
+        };
+        let stride = self.pair_stride();
+        self.pairs.reserve(rows.len() * stride);
+        let scale = s.splat(params.scale);
+        for (query, row) in self.pairs.chunks_exact_mut(stride).zip(rows) {
+            for (to, from) in query.as_chunks_mut::<{ LANES / 2 }>().0.iter_mut().zip(row.chunks(LANES)) {
+                let x = match from.as_array() {
+                    Some(from) => s.load(from),
+                    None => s.load_partial(from),
+                };
+                // SAFETY: room for 16 bf16.
+                unsafe { pairs.store_rounded_ptr(to.as_mut_ptr().cast(), s.mul(x, scale)) };
+            }
+        }
+    }
+
+    /// Prepares `rows` in f32, times the scale, and returns them `[rows, head_dim]`: what codes start from.
+    pub(super) fn load_scaled<'q>(
+        &mut self,
+        params: &AttentionParams,
+        rows: impl ExactSizeIterator<Item = &'q [f32]>,
+    ) -> &[f32] {
+        let len = rows.len() * params.head_dim;
+        self.scaled.reserve(len);
         for (query, row) in self.scaled.chunks_exact_mut(params.head_dim).zip(rows) {
             query.iter_mut().zip(row).for_each(|(to, from)| *to = from * params.scale);
+        }
+        &self.scaled[..len]
+    }
+
+    fn pair_stride(&self) -> usize {
+        self.head_dim.next_multiple_of(LANES) / 2
+    }
+
+    /// The queries of `rows`.
+    pub(super) fn rows(&self, rows: Range<usize>) -> QueryRows<'_> {
+        let part = |stride: usize| rows.start * stride..rows.end * stride;
+        QueryRows {
+            scaled: self.scaled.get(part(self.head_dim)).unwrap_or(&[]),
+            pairs: self.pairs.get(part(self.pair_stride())).unwrap_or(&[]),
+            head_dim: self.head_dim,
+            num_rows: rows.len(),
         }
     }
 }

@@ -6,7 +6,7 @@
 //! A row with nothing seen yet has `l = 0`; any other has `l >= 1`, for the largest score adds 1 (or NaN).
 
 use super::strip::Strip;
-use crate::simd::{Kernel, LANES, Simd, exp_nonpositive};
+use crate::simd::{Kernel, LANES, Pairs, Simd, exp_nonpositive};
 
 /// Which positions a row sees.
 #[derive(Clone, Copy, Debug)]
@@ -76,6 +76,157 @@ impl Kernel for Exponentials<'_> {
         }
         s.sum(sum)
     }
+}
+
+/// As [`Exponentials`], and writes them rounded to bf16: what values are weighted with. The sum is that before rounding.
+pub(super) struct RoundedExponentials<'a> {
+    /// `[strips, 16]`.
+    pub(super) scores: &'a mut [f32],
+    /// `[strips, 8]` pairs.
+    pub(super) weights: &'a mut [u32],
+    pub(super) largest: f32,
+}
+
+impl Kernel for RoundedExponentials<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> f32 {
+        let largest = s.splat(self.largest);
+        let mut sum = s.splat(0.0);
+        // Two strips at a time, which one instruction rounds.
+        let (scores, last) = self.scores.as_chunks_mut::<{ 2 * LANES }>();
+        let (weights, last_weights) = self.weights.as_chunks_mut::<LANES>();
+        for (scores, weights) in scores.iter_mut().zip(weights) {
+            let scores = scores.as_mut_ptr();
+            // SAFETY: 32 scores, room for 16 pairs.
+            unsafe {
+                let high = scores.add(LANES);
+                let (e, f) = (rounded_exp(s, s.load_ptr(scores), largest), rounded_exp(s, s.load_ptr(high), largest));
+                s.store_ptr(scores, e);
+                s.store_ptr(high, f);
+                sum = s.add(s.add(sum, e), f);
+                if let Some(pairs) = s.pairs() {
+                    pairs.store_ptr(weights.as_mut_ptr(), pairs.round_in_order(e, f));
+                }
+            }
+        }
+        if let ([score, ..], [weights, ..]) =
+            (last.as_chunks_mut::<LANES>().0, last_weights.as_chunks_mut::<{ LANES / 2 }>().0)
+        {
+            let e = rounded_exp(s, s.load(score), largest);
+            s.store(score, e);
+            sum = s.add(sum, e);
+            if let Some(pairs) = s.pairs() {
+                // SAFETY: room for 16 bf16.
+                unsafe { pairs.store_rounded_ptr(weights.as_mut_ptr().cast(), e) };
+            }
+        }
+        s.sum(sum)
+    }
+}
+
+/// As [`RoundedExponentials`] for strips whose values are elements, as [`Exponentials`] for others: their sums start from
+/// exact exponentials.
+pub(super) struct MixedExponentials<'a> {
+    /// `[strips, 16]`.
+    pub(super) scores: &'a mut [f32],
+    /// `[strips, 8]` pairs.
+    pub(super) weights: &'a mut [u32],
+    pub(super) strips: &'a [Strip],
+    pub(super) largest: f32,
+}
+
+impl Kernel for MixedExponentials<'_> {
+    type Output = f32;
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> f32 {
+        let largest = s.splat(self.largest);
+        let mut sum = s.splat(0.0);
+        let weights = self.weights.as_chunks_mut::<{ LANES / 2 }>().0;
+        let scores = self.scores.as_chunks_mut::<LANES>().0.iter_mut();
+        for ((score, weights), strip) in scores.zip(weights).zip(self.strips) {
+            let e = if strip.value_format.is_coded() {
+                exp_nonpositive(s, s.sub(s.load(score), largest))
+            } else {
+                rounded_exp(s, s.load(score), largest)
+            };
+            s.store(score, e);
+            sum = s.add(sum, e);
+            if let Some(pairs) = s.pairs() {
+                // SAFETY: room for 16 bf16.
+                unsafe { pairs.store_rounded_ptr(weights.as_mut_ptr().cast(), e) };
+            }
+        }
+        s.sum(sum)
+    }
+}
+
+/// `e^(score - largest)` as exactly as a number needs that will be rounded to bf16.
+#[inline(always)]
+fn rounded_exp<S: Simd>(s: S, score: S::V, largest: S::V) -> S::V {
+    let difference = s.sub(score, largest);
+    match s.pairs() {
+        Some(pairs) => pairs.exp2(s.mul(difference, s.splat(std::f32::consts::LOG2_E))),
+        None => exp_nonpositive(s, difference),
+    }
+}
+
+/// Scores of some rows become weights as [`Mask`] and [`Exponentials`] (or [`RoundedExponentials`]) make them, to the same
+/// bits, where every row sees every lane of every strip: most of a prompt.
+pub(super) struct WeighWhole<'a> {
+    /// Rows of `row_len`, `stride` apart.
+    pub(super) scores: &'a mut [f32],
+    /// Rows of half as many pairs, half as far apart; empty if nothing is rounded.
+    pub(super) weights: &'a mut [u32],
+    pub(super) stride: usize,
+    pub(super) row_len: usize,
+    /// `[rows]`.
+    pub(super) largest: &'a mut [f32],
+    /// `[rows]`.
+    pub(super) total: &'a mut [f32],
+}
+
+impl Kernel for WeighWhole<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let mut weights = self.weights.chunks_mut(self.stride / 2);
+        for (row, scores) in self.scores.chunks_mut(self.stride).take(self.total.len()).enumerate() {
+            let scores = &mut scores[..self.row_len];
+            let m = largest_score(s, scores);
+            self.largest[row] = m;
+            self.total[row] = match weights.next() {
+                Some(weights) => {
+                    let weights = &mut weights[..self.row_len / 2];
+                    RoundedExponentials { scores, weights, largest: m }.run(s)
+                }
+                None => Exponentials { scores, largest: m }.run(s),
+            };
+        }
+    }
+}
+
+/// The largest of `scores`, whole strips.
+#[inline(always)]
+fn largest_score<S: Simd>(s: S, scores: &[f32]) -> f32 {
+    let lowest = s.splat(f32::NEG_INFINITY);
+    let (fours, rest) = scores.as_chunks::<{ 4 * LANES }>();
+    // Four at a time do not wait for each other.
+    let mut largest = [lowest; 4];
+    for four in fours {
+        for (i, largest) in largest.iter_mut().enumerate() {
+            // SAFETY: vector `i` of four.
+            *largest = s.max(*largest, unsafe { s.load_ptr(four.as_ptr().add(i * LANES)) });
+        }
+    }
+    let mut all = s.max(s.max(largest[0], largest[1]), s.max(largest[2], largest[3]));
+    for score in rest.as_chunks::<LANES>().0 {
+        all = s.max(all, s.load(score));
+    }
+    s.largest(all)
 }
 
 /// Replaces scores by the probabilities `e^(score - largest) / total`.

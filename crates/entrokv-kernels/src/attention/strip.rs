@@ -9,10 +9,11 @@ use std::ops::Range;
 use half::bf16;
 
 use super::aligned::Aligned;
+use super::pack::{PackKeys, PackValues};
 use super::softmax::Sight;
 use super::{AttentionParams, Segment, TILE};
 use crate::page::PageFormat;
-use crate::simd::{Kernel, LANES, Simd};
+use crate::simd::{Kernel, LANES, Pairs, Simd};
 
 /// Up to how many query rows read f16 and bf16 pages directly, converting as they load. More rows than two register blocks share
 /// the cost of an f32 copy.
@@ -78,9 +79,11 @@ pub(super) enum Parts {
 #[derive(Default)]
 pub(super) struct StripBuffers {
     strips: Vec<Strip>,
-    keys: Aligned,
-    values: Aligned,
-    page: Aligned,
+    keys: Aligned<f32>,
+    values: Aligned<f32>,
+    page: Aligned<f32>,
+    key_pairs: Aligned<u32>,
+    value_pairs: Aligned<u32>,
 }
 
 /// What one KV head of a span attends to.
@@ -153,9 +156,10 @@ impl<'a> TileReader<'a> {
         }
         if !lined_up {
             self.point_to_copies(buffers);
-            return &buffers.strips;
         }
-        if self.num_rows > MAX_DIRECT_ROWS {
+        if S::Pairs::EXIST {
+            self.pack(simd, buffers);
+        } else if lined_up && self.num_rows > MAX_DIRECT_ROWS {
             self.widen(simd, buffers);
         }
         &buffers.strips
@@ -201,6 +205,41 @@ impl<'a> TileReader<'a> {
         (&keys[place(segment.keys)], &values[place(segment.values)])
     }
 
+    /// Replaces what the kernels in pairs of bf16 cannot read by copies in pairs: f32, f16 that many rows will read, and
+    /// values of strips with lanes that are not resident.
+    fn pack<S: Simd>(&self, simd: S, buffers: &mut StripBuffers) {
+        let d = self.params.head_dim;
+        let StripBuffers { strips, key_pairs, value_pairs, .. } = buffers;
+        let readable = |format| match format {
+            PageFormat::F32 => false,
+            PageFormat::F16 => self.num_rows <= MAX_DIRECT_ROWS,
+            PageFormat::Bf16 => true,
+            // Codes are read where they are.
+            PageFormat::Q8_0 | PageFormat::Tq4 | PageFormat::Tq3 | PageFormat::Tq2 => true,
+        };
+        let len = d.div_ceil(2) * LANES;
+        key_pairs.reserve(strips.len() * len);
+        for (strip, to) in strips.iter_mut().zip(key_pairs.chunks_exact_mut(len)) {
+            if !readable(strip.key_format) {
+                simd.vectorize(PackKeys { strip, head_dim: d, to });
+                strip.keys = to.as_ptr().cast();
+                (strip.key_format, strip.ahead_of_keys) = (PageFormat::Bf16, strip.keys);
+            }
+        }
+        if self.parts == Parts::KeysOnly {
+            return;
+        }
+        let len = LANES / 2 * self.padded_dim();
+        value_pairs.reserve(strips.len() * len);
+        for (strip, to) in strips.iter_mut().zip(value_pairs.chunks_exact_mut(len)) {
+            if !readable(strip.value_format) || strip.resident != u16::MAX && !strip.value_format.is_coded() {
+                simd.vectorize(PackValues { strip, to });
+                strip.values = to.as_ptr().cast();
+                (strip.value_format, strip.ahead_of_values) = (PageFormat::Bf16, strip.values);
+            }
+        }
+    }
+
     /// Replaces keys and values of two bytes an element by f32 copies.
     fn widen<S: Simd>(&self, simd: S, buffers: &mut StripBuffers) {
         let d = self.params.head_dim;
@@ -240,7 +279,7 @@ impl<'a> TileReader<'a> {
         let layout = self.params.layout(segment);
         let (key_bytes, value_bytes) = segment.frame.split_at(layout.key_bytes());
         let part_len = layout.page_size * d;
-        let StripBuffers { strips, keys, values, page } = buffers;
+        let StripBuffers { strips, keys, values, page, .. } = buffers;
         // A tile has at most TILE / LANES strips: no copy moves while there are pointers to it.
         keys.reserve(TILE as usize * d);
         values.reserve(TILE as usize * padded);

@@ -13,10 +13,10 @@ use crate::codes::KeyConstants;
 use crate::disjoint::DisjointMut;
 use crate::simd::LANES;
 
-/// Rows (queries times heads) of a block: enough to make up for the f32 copy of a tile, few enough for everything a thread
-/// touches (queries, scores, sums, the tile) to stay in 1 MiB of second-level cache.
+/// Rows (queries times heads) of a block: enough to make up for the copy of a tile, few enough for everything a thread
+/// touches (queries, sums, the tile) to stay in 1 MiB of second-level cache.
 fn max_block_rows(head_dim: usize) -> usize {
-    if head_dim <= 128 { 96 } else { 48 }
+    (24_576 / head_dim).clamp(96, 384)
 }
 
 /// Items per thread that a call is cut into if it has fewer blocks: the more, the less a late thread is waited for.

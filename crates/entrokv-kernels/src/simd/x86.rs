@@ -5,8 +5,9 @@
 //! ([`Avx2::new`] and [`Avx512::new`] take an [`Isa`] that proves it).
 
 use std::arch::x86_64::*;
+use std::mem::transmute;
 
-use super::{Kernel, Simd};
+use super::{Kernel, NoPairs, Pairs, Simd};
 use crate::isa::{Isa, Level};
 
 /// The proof that this CPU has AVX2, FMA and F16C.
@@ -16,6 +17,10 @@ pub(crate) struct Avx2(());
 /// The proof that this CPU has AVX-512 F, BW, DQ, VL and VNNI.
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512(());
+
+/// The proof that this CPU has all of [`Avx512`] and AVX-512 BF16.
+#[derive(Clone, Copy)]
+pub(crate) struct Avx512Bf16(());
 
 impl Avx2 {
     /// # Panics
@@ -35,6 +40,15 @@ impl Avx512 {
     }
 }
 
+impl Avx512Bf16 {
+    /// # Panics
+    /// If `isa` does not include AVX-512 BF16.
+    pub(crate) fn new(isa: Isa) -> Avx512Bf16 {
+        assert!(isa.level() >= Level::Avx512Bf16, "{} is not AVX-512 BF16", isa.name());
+        Avx512Bf16(())
+    }
+}
+
 /// The bits of the second bf16 of a pair in 32 bits, which are those of an f32 with the same value.
 const SECOND_OF_PAIR: i32 = !0xffff;
 
@@ -49,8 +63,13 @@ macro_rules! op {
     )*};
 }
 
-impl Simd for Avx512 {
+/// `Simd` on one 512-bit register a vector, for a type that proves AVX-512, with its features, its pairs and where they come
+/// from.
+macro_rules! avx512 {
+    ($isa:ident, $features:literal, $pairs:ty, |$simd:ident| $get_pairs:expr) => {
+impl Simd for $isa {
     type V = __m512;
+    type Pairs = $pairs;
     // 24 accumulators of 32 registers, 4 (3) for the shared operand and 1 for the broadcast one.
     const ROWS: usize = 6;
     const COLUMNS: usize = 4;
@@ -58,9 +77,14 @@ impl Simd for Avx512 {
     const MAX_ROWS_COLUMNS: usize = 3;
 
     #[inline(always)]
+    fn pairs(self) -> Option<$pairs> {
+        let $simd = self;
+        $get_pairs
+    }
+    #[inline(always)]
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
-        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-        fn run<K: Kernel>(kernel: K, simd: Avx512) -> K::Output {
+        #[target_feature(enable = $features)]
+        fn run<K: Kernel>(kernel: K, simd: $isa) -> K::Output {
             kernel.run(simd)
         }
         // SAFETY: `self` proves the features.
@@ -116,15 +140,83 @@ impl Simd for Avx512 {
         largest(v: __m512) -> f32 = max8(_mm256_max_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v)));
     }
 }
+    };
+}
+
+avx512!(Avx512, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c", NoPairs<__m512>, |_simd| None);
+avx512!(Avx512Bf16, "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c", Avx512Bf16, |simd| Some(simd));
+
+impl Pairs for Avx512Bf16 {
+    type V = __m512;
+    type P = __m512i;
+    const EXIST: bool = true;
+
+    #[inline(always)]
+    unsafe fn load_ptr(self, p: *const u32) -> __m512i {
+        // SAFETY: the caller's promise; unaligned load.
+        unsafe { _mm512_loadu_si512(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn store_ptr(self, p: *mut u32, v: __m512i) {
+        // SAFETY: the caller's promise; unaligned store.
+        unsafe { _mm512_storeu_si512(p.cast(), v) }
+    }
+    #[inline(always)]
+    unsafe fn store_rounded_ptr(self, p: *mut u16, v: __m512) {
+        // SAFETY: the caller's promise; unaligned store; the bits of 16 bf16 are 32 bytes.
+        unsafe { _mm256_storeu_si256(p.cast(), transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(v))) }
+    }
+    op! {
+        splat(pair: u32) -> __m512i = _mm512_set1_epi32(pair.cast_signed());
+        round(first: __m512, second: __m512) -> __m512i = {
+            // All first elements, then all second ones; then side by side.
+            let rounded = transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(second, first));
+            _mm512_permutexvar_epi16(transmute::<[u16; 32], __m512i>(INTERLEAVE), rounded)
+        };
+        round_in_order(low: __m512, high: __m512) -> __m512i =
+            transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low));
+        dot(a: __m512i, b: __m512i, sums: __m512) -> __m512 =
+            _mm512_dpbf16_ps(sums, transmute::<__m512i, __m512bh>(a), transmute::<__m512i, __m512bh>(b));
+        exp2(x: __m512) -> __m512 = {
+            // x - floor(x), in [0, 1).
+            let f = _mm512_reduce_ps::<{ _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC }>(x);
+            let mut p = _mm512_set1_ps(EXP2[0]);
+            for c in &EXP2[1..] {
+                p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(*c));
+            }
+            // Times 2^floor(x), exactly, down to 0.
+            _mm512_scalef_ps(p, x)
+        };
+    }
+}
+
+/// The elements of two halves of 16, taken in turns.
+const INTERLEAVE: [u16; 32] = {
+    let mut order = [0; 32];
+    let mut i = 0;
+    while i < 32 {
+        order[i] = (i / 2 + i % 2 * 16) as u16;
+        i += 1;
+    }
+    order
+};
+
+/// `2^x` on [0, 1), highest power first: minimax for the relative error (3.0e-6), the last coefficient held at 1.
+const EXP2: [f32; 5] = [0.013_426_684, 0.052_242_473, 0.241_280_2, 0.693_044_84, 1.0];
 
 impl Simd for Avx2 {
     type V = (__m256, __m256);
+    type Pairs = NoPairs<Self::V>;
     // 12 accumulators of 16 registers, 2 for the shared operand and 1 for the broadcast one.
     const ROWS: usize = 6;
     const COLUMNS: usize = 1;
     const MAX_ROWS: usize = 6;
     const MAX_ROWS_COLUMNS: usize = 1;
 
+    #[inline(always)]
+    fn pairs(self) -> Option<Self::Pairs> {
+        None
+    }
     #[inline(always)]
     fn vectorize<K: Kernel>(self, kernel: K) -> K::Output {
         #[target_feature(enable = "avx2,fma,f16c")]

@@ -57,7 +57,7 @@ impl CodedCache {
     fn run_naive(&self, q: &[f32], first_position: u32, tap: Tap) -> (Vec<f32>, Tap) {
         let mut spans = [self.span(0, self.num_rows(q), first_position, tap)];
         let mut out = vec![f32::NAN; q.len()];
-        naive::attention(&self.cache.params, &mut spans, q, &mut out);
+        naive::attention(&self.cache.params, &mut spans, q, &mut out, |x| x);
         let [span] = spans;
         (out, span.tap)
     }
