@@ -14,7 +14,8 @@ use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use entrokv_kernels::attention::{AttentionParams, AttentionSpan, Segment, Tap, paged_attention};
+use entrokv_kernels::arena::Arena;
+use entrokv_kernels::attention::{AttentionParams, AttentionSpan, PagedAttention, Segment, Tap};
 use entrokv_kernels::compute::Compute;
 use entrokv_kernels::isa::Isa;
 use entrokv_kernels::page::{PageFormat, PageLayout};
@@ -27,14 +28,16 @@ struct Cache {
     layout: PageLayout,
     num_kv_heads: usize,
     num_tokens: usize,
-    frames: Vec<u8>,
+    frames: Arena,
 }
 
 impl Cache {
     fn new(num_kv_heads: usize, head_dim: usize, num_tokens: usize) -> Cache {
         let layout = PageLayout { keys: PageFormat::F16, values: PageFormat::F16, page_size: PAGE_SIZE, head_dim };
         let num_pages = num_tokens.div_ceil(PAGE_SIZE);
-        let mut frames = vec![0; num_pages * num_kv_heads * layout.bytes()];
+        let num_bytes = (num_pages * num_kv_heads * layout.bytes()) as u64;
+        let mut arena = Arena::reserve(num_bytes).expect("address space");
+        let frames = arena.bytes_mut(0..num_bytes);
         let mut state = 1u32;
         for position in 0..num_tokens {
             for g in 0..num_kv_heads {
@@ -49,12 +52,16 @@ impl Cache {
                 layout.write_token(&mut frames[at..at + layout.bytes()], position % PAGE_SIZE, &k, &v);
             }
         }
-        Cache { layout, num_kv_heads, num_tokens, frames }
+        Cache { layout, num_kv_heads, num_tokens, frames: arena }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        self.frames.bytes(0..self.frames.len())
     }
 
     fn span(&self, positions: std::ops::Range<usize>, tap: Tap) -> AttentionSpan<'_> {
         let segments = (0..self.num_kv_heads).map(|g| {
-            let frames = self.frames.chunks(self.layout.bytes()).skip(g).step_by(self.num_kv_heads);
+            let frames = self.bytes().chunks(self.layout.bytes()).skip(g).step_by(self.num_kv_heads);
             let segment = |(index, frame)| {
                 let position = index * PAGE_SIZE;
                 let len = PAGE_SIZE.min(self.num_tokens - position) as u32;
@@ -198,11 +205,12 @@ fn multiply_add_avx2(sums: &mut [[f32; 16]; 16], steps: usize) {
 
 /// GB/s of adding up all bytes of the layers' frames, all threads.
 fn read_gbps(compute: &Compute, layers: &mut [Cache]) -> f64 {
-    let num_bytes: usize = layers.iter().map(|layer| layer.frames.len()).sum();
+    let num_bytes: usize = layers.iter().map(|layer| layer.bytes().len()).sum();
     let time = best(compute, 7, || {
         for layer in layers.iter_mut() {
-            let chunk = layer.frames.len().div_ceil(compute.threads.num_threads());
-            compute.threads.for_each_chunk(&mut layer.frames, chunk, |_, frames| {
+            let len = layer.frames.len();
+            let chunk = (len as usize).div_ceil(compute.threads.num_threads());
+            compute.threads.for_each_chunk(layer.frames.bytes_mut(0..len), chunk, |_, frames| {
                 let mut sums = [0u64; 32];
                 for chunk in frames.as_chunks::<256>().0 {
                     for (sum, x) in sums.iter_mut().zip(chunk.as_chunks::<8>().0) {
@@ -228,6 +236,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     for isa in isas {
         let compute = Compute::new(isa, num_threads);
+        let mut attention = PagedAttention::default();
         let fork_join = best(&compute, 2000, || {
             // Every task waits for all others, so that every thread must take one.
             let arrived = AtomicUsize::new(0);
@@ -267,7 +276,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                         };
                         let mut spans = [cache.span(start..start + num_rows, tap)];
                         let out = &mut out[..num_rows * row_len];
-                        paged_attention(&compute, &params, &mut spans, &q[..num_rows * row_len], out);
+                        attention.run(&compute, &params, &mut spans, &q[..num_rows * row_len], out);
                     }
                 };
                 let runs = 10_000 / num_tokens + 2;
@@ -291,13 +300,18 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             }
             // As many layers as do not fit the caches.
             let mut layers: Vec<Cache> = (0..24).map(|_| Cache::new(num_kv_heads, head_dim, num_tokens)).collect();
-            let bytes = layers.iter().map(|layer| layer.frames.len()).sum::<usize>();
+            let bytes = layers.iter().map(|layer| layer.bytes().len()).sum::<usize>();
             let read = read_gbps(&compute, &mut layers);
+            let mut rows = Vec::new();
             let mut decode = |tapped: bool| {
                 for layer in &layers {
-                    let tap = if tapped { Tap::Rows { from_row: 0, out: Vec::new() } } else { Tap::None };
+                    let out_rows = std::mem::take(&mut rows);
+                    let tap = if tapped { Tap::Rows { from_row: 0, out: out_rows } } else { Tap::None };
                     let mut spans = [layer.span(num_tokens - 1..num_tokens, tap)];
-                    paged_attention(&compute, &params, &mut spans, &q[..row_len], &mut out[..row_len]);
+                    attention.run(&compute, &params, &mut spans, &q[..row_len], &mut out[..row_len]);
+                    if let [AttentionSpan { tap: Tap::Rows { out, .. }, .. }] = spans {
+                        rows = out;
+                    }
                 }
             };
             let time = best(&compute, 15, || decode(false));

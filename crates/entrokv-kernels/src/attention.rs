@@ -32,7 +32,7 @@ mod work;
 
 use block::{Attend, Call, MergeKept, Scratch, SumColumns, column_items};
 use softmax::Sight;
-use work::{SpanWork, Work};
+use work::{SpanWork, Unfinished, Work};
 
 use crate::codes::KeyConstants;
 use crate::compute::Compute;
@@ -139,13 +139,17 @@ impl AttentionParams {
     }
 }
 
-/// Attention of every span's rows: `q` and `out` are `[rows, num_heads * head_dim]`. Rows that see nothing become 0; rows
-/// of no span are left alone.
-///
-/// # Panics
-/// If shapes contradict each other: head counts, lengths of `q` and `out`, rows outside them or in two spans, a frame's
-/// bytes, segments that are out of order or overlap, pages that start at no multiple of 16 in a list with codes, rotated keys
-/// without constants, column sums of another length than the tokens.
+/// Paged attention and the memory it works in, kept from call to call: decoding allocates nothing that grows.
+#[derive(Default)]
+pub struct PagedAttention {
+    scratch: Vec<Scratch>,
+    /// Results of the tiles of cut blocks.
+    kept: Vec<f32>,
+    /// Largest score and total of every row, for column sums.
+    statistics: Vec<f32>,
+}
+
+/// Attention as [`PagedAttention::run`] computes it, in memory of its own.
 pub fn paged_attention(
     compute: &Compute,
     params: &AttentionParams,
@@ -153,51 +157,91 @@ pub fn paged_attention(
     q: &[f32],
     out: &mut [f32],
 ) {
-    check(params, spans, q.len(), out.len());
-    let threads = &compute.threads;
-    let sums_columns = spans.iter().any(|span| matches!(span.tap, Tap::ColumnSums { .. }));
-    let spans: Vec<SpanWork<'_>> = spans.iter_mut().map(|span| SpanWork::new(params, span)).collect();
-    let work = Work::new(params, &spans, threads.num_threads());
+    PagedAttention::default().run(compute, params, spans, q, out);
+}
 
-    let mut kept = vec![0.0; work.kept_len];
-    let mut statistics = vec![0.0; if sums_columns { q.len() / params.head_dim * 2 } else { 0 }];
-    let mut scratch: Vec<Scratch> = Vec::new();
-    scratch.resize_with(threads.num_threads().min(work.items.len()).max(1), Scratch::default);
-    {
-        let call = Call {
-            isa: compute.isa,
-            params,
-            spans: &spans,
-            blocks: &work.blocks,
-            queries: q,
-            out: DisjointMut::new(out),
-            kept: DisjointMut::new(&mut kept),
-            statistics: DisjointMut::new(&mut statistics),
-        };
-        threads.for_each_with(&mut scratch, work.items.len(), |scratch, index| {
-            dispatch(compute.isa, Attend { call: &call, item: &work.items[index], scratch });
-        });
-        threads.for_each_with(&mut scratch, work.cut.len(), |scratch, index| {
-            let (block, kept) = work.cut[index].clone();
-            dispatch(compute.isa, MergeKept { call: &call, block, kept, scratch });
-        });
+impl PagedAttention {
+    /// Attention of every span's rows: `q` and `out` are `[rows, num_heads * head_dim]`. Rows that see nothing become 0;
+    /// rows of no span are left alone.
+    ///
+    /// # Panics
+    /// If shapes contradict each other: head counts, lengths of `q` and `out`, rows outside them or in two spans, a frame's
+    /// bytes, segments that are out of order or overlap, pages that start at no multiple of 16 in a list with codes, rotated
+    /// keys without constants, column sums of another length than the tokens.
+    pub fn run(
+        &mut self,
+        compute: &Compute,
+        params: &AttentionParams,
+        spans: &mut [AttentionSpan<'_>],
+        q: &[f32],
+        out: &mut [f32],
+    ) {
+        check(params, spans, q.len(), out.len());
+        let threads = &compute.threads;
+        let sums_columns = spans.iter().any(|span| matches!(span.tap, Tap::ColumnSums { .. }));
+        let spans: Vec<SpanWork<'_>> = spans.iter_mut().map(|span| SpanWork::new(params, span)).collect();
+        let work = Work::new(params, &spans, threads.num_threads());
+
+        let PagedAttention { scratch, kept, statistics } = self;
+        let num_scratch = threads.num_threads().min(work.items.len()).max(1);
+        if scratch.len() < num_scratch {
+            scratch.resize_with(num_scratch, Scratch::default);
+        }
+        let scratch = &mut scratch[..num_scratch];
+        let statistics = room(statistics, if sums_columns { q.len() / params.head_dim * 2 } else { 0 });
+        {
+            let call = Call {
+                isa: compute.isa,
+                params,
+                spans: &spans,
+                blocks: &work.blocks,
+                queries: q,
+                out: DisjointMut::new(out),
+                kept: DisjointMut::new(room(kept, work.kept_len)),
+                statistics: DisjointMut::new(statistics),
+            };
+            threads.for_each_with(scratch, work.items.len(), |scratch, index| {
+                let item = &work.items[index];
+                dispatch(compute.isa, Attend { call: &call, item, scratch });
+                // Who finishes the last item of a cut block merges it, in the order of tiles: no second fork and join.
+                if let Some(cut) = item.cut.map(|cut| &work.cut[cut])
+                    && cut.finish_item() == Unfinished::None
+                {
+                    dispatch(compute.isa, MergeKept { call: &call, cut, scratch });
+                }
+            });
+        }
+        if sums_columns {
+            let call = Call {
+                isa: compute.isa,
+                params,
+                spans: &spans,
+                blocks: &work.blocks,
+                queries: q,
+                out: DisjointMut::new(&mut []),
+                kept: DisjointMut::new(&mut []),
+                statistics: DisjointMut::new(&mut []),
+            };
+            let items = column_items(&call);
+            threads.for_each_with(scratch, items.len(), |scratch, index| {
+                dispatch(compute.isa, SumColumns { call: &call, statistics, item: &items[index], scratch });
+            });
+        }
     }
-    if sums_columns {
-        let call = Call {
-            isa: compute.isa,
-            params,
-            spans: &spans,
-            blocks: &work.blocks,
-            queries: q,
-            out: DisjointMut::new(&mut []),
-            kept: DisjointMut::new(&mut []),
-            statistics: DisjointMut::new(&mut []),
-        };
-        let items = column_items(&call);
-        threads.for_each_with(&mut scratch, items.len(), |scratch, index| {
-            dispatch(compute.isa, SumColumns { call: &call, statistics: &statistics, item: &items[index], scratch });
-        });
+}
+
+impl std::fmt::Debug for PagedAttention {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PagedAttention").finish_non_exhaustive()
     }
+}
+
+/// `len` elements of `memory`, which grows if it must; they hold anything.
+fn room(memory: &mut Vec<f32>, len: usize) -> &mut [f32] {
+    if memory.len() < len {
+        memory.resize(len, 0.0);
+    }
+    &mut memory[..len]
 }
 
 /// Panics with what is wrong, so that the kernels' reads and writes are inside what they were given.
@@ -222,10 +266,15 @@ fn check(params: &AttentionParams, spans: &[AttentionSpan<'_>], q_len: usize, ou
         for (kv_head, list) in span.segments.iter().enumerate() {
             let constants = span.constants.get(kv_head).copied().flatten();
             let coded = list.iter().any(|segment| segment.keys.is_coded() || segment.values.is_coded());
+            let mut formats = None;
+            let mut frame_bytes = 0;
             for segment in list {
-                let layout = params.layout(segment);
-                assert_eq!(layout.validate(), Ok(()));
-                assert_eq!(segment.frame.len(), layout.bytes(), "bytes of a frame");
+                if formats.replace([segment.keys, segment.values]) != Some([segment.keys, segment.values]) {
+                    let layout = params.layout(segment);
+                    assert_eq!(layout.validate(), Ok(()));
+                    frame_bytes = layout.bytes();
+                }
+                assert_eq!(segment.frame.len(), frame_bytes, "bytes of a frame");
                 assert!(
                     !segment.keys.is_rotated() || constants.is_some_and(|c| c.head_dim() == params.head_dim),
                     "rotated keys need constants of {} channels",

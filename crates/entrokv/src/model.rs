@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use entrokv_cache::{KvCache, KvGroup, LayerKind, PageMove, PagePlace};
 use entrokv_kernels::activation::{add, gelu_tanh_mul, scale, silu_mul};
 use entrokv_kernels::activations::{Activations, Arithmetic};
-use entrokv_kernels::attention::{AttentionParams, AttentionSpan, Tap, paged_attention};
+use entrokv_kernels::attention::{AttentionParams, AttentionSpan, PagedAttention, Tap};
 use entrokv_kernels::codes::KeyConstants;
 use entrokv_kernels::compute::Compute;
 use entrokv_kernels::matmul::{matmul, matmul_each};
@@ -149,6 +149,7 @@ struct Scratch {
     gate: Vec<f32>,
     up: Vec<f32>,
     input: Activations,
+    attention: PagedAttention,
 }
 
 impl Decoder {
@@ -172,6 +173,7 @@ impl Decoder {
             gate: Vec::new(),
             up: Vec::new(),
             input: Activations::for_weights(arithmetic, weights.types()),
+            attention: PagedAttention::default(),
         };
         Self { config, weights, compute, store, interrupt, scratch }
     }
@@ -202,7 +204,7 @@ impl Decoder {
     ) {
         let Self { config, weights, compute, store, scratch, .. } = self;
         let layer: &LayerWeights = &weights.layers[index];
-        let Scratch { x, normed, q, k, v, attended, projected, input, .. } = scratch;
+        let Scratch { x, normed, q, k, v, attended, projected, input, attention, .. } = scratch;
         rms_norm(compute, x, &layer.attention_norm, config.rms_epsilon, normed);
         input.load(compute, normed, config.embedding_len);
         Self::project(compute, input, [(&layer.q, &mut *q), (&layer.k, &mut *k), (&layer.v, &mut *v)]);
@@ -255,7 +257,7 @@ impl Decoder {
             first_row += span.tokens.len();
         }
         attended.resize(q.len(), 0.0);
-        paged_attention(compute, &params, &mut spans, q, attended);
+        attention.run(compute, &params, &mut spans, q, attended);
         for (number, span) in spans.into_iter().enumerate() {
             if !matches!(span.tap, Tap::None) {
                 sink.observe(number, index, span.tap);

@@ -14,7 +14,7 @@ use super::softmax::{
     WeighWhole,
 };
 use super::strip::{List, Parts, Strip, StripBuffers, TileReader};
-use super::work::{Block, Item, SpanWork, Sums, TapWork, kept_tile_len};
+use super::work::{Block, Cut, Item, SpanWork, Sums, TapWork, kept_tile_len};
 use super::{AttentionParams, TILE};
 use crate::codes::packing::Part;
 use crate::codes::rotation::MAX_LEN;
@@ -225,8 +225,8 @@ impl Kernel for Attend<'_> {
 /// Merges the kept results of a cut block and finishes it.
 pub(super) struct MergeKept<'a> {
     pub(super) call: &'a Call<'a>,
-    pub(super) block: usize,
-    pub(super) kept: Range<usize>,
+    /// All of whose items are finished.
+    pub(super) cut: &'a Cut,
     pub(super) scratch: &'a mut Scratch,
 }
 
@@ -235,13 +235,13 @@ impl Kernel for MergeKept<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
-        let rows = Rows::new(self.call, &self.call.blocks[self.block]);
+        let rows = Rows::new(self.call, &self.call.blocks[self.cut.block]);
         let tile_len = kept_tile_len(self.call.params, rows.block);
         self.scratch.merged.reserve(tile_len);
         let mut merged = rows.partial(&mut self.scratch.merged);
         merged.total.fill(0.0);
         // SAFETY: the items of this block are done, and one thread merges a block.
-        let kept = unsafe { self.call.kept.part(self.kept) };
+        let kept = unsafe { self.call.kept.part(self.cut.kept.clone()) };
         for tile in kept.chunks_exact_mut(tile_len) {
             let tile = &rows.partial(tile);
             s.vectorize(Merge { into: &mut merged, tile });

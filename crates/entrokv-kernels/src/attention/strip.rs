@@ -12,14 +12,14 @@ use super::aligned::Aligned;
 use super::pack::{PackKeys, PackValues};
 use super::softmax::Sight;
 use super::{AttentionParams, Segment, TILE};
-use crate::page::PageFormat;
+use crate::page::{PageFormat, PageLayout};
 use crate::simd::{Kernel, LANES, Pairs, Simd};
 
 /// Up to how many query rows read f16 and bf16 pages directly, converting as they load. More rows than two register blocks share
 /// the cost of an f32 copy.
 const MAX_DIRECT_ROWS: usize = 12;
 
-/// How many strips ahead of those in use memory is asked for: 32 KiB of keys, then of values, of 64 elements in f16.
+/// How many strips ahead of those in use memory is asked for: 64 KiB of f16 pages of 64 elements.
 const STRIPS_AHEAD: usize = 16;
 
 /// The resident tokens of 16 absolute positions.
@@ -35,7 +35,7 @@ pub(super) struct Strip {
     pub(super) values: *const u8,
     /// A multiple of 16, at least `head_dim`.
     pub(super) value_stride: usize,
-    /// What will be read some time after these keys; only a hint, never read through.
+    /// What to ask memory for while these keys are read, as many bytes; only a hint, never read through.
     pub(super) ahead_of_keys: *const u8,
     /// The same for these values.
     pub(super) ahead_of_values: *const u8,
@@ -107,6 +107,32 @@ pub(super) struct TileReader<'a> {
     next: usize,
     /// The segment after those of the last tile to be read.
     end: usize,
+    /// For a page of the formats last looked at.
+    places: StripPlaces,
+    strips_per_page: usize,
+}
+
+/// Where strips lie in pages of one layout: worked out when formats change, not for every strip.
+#[derive(Clone, Copy, Debug)]
+struct StripPlaces {
+    formats: [PageFormat; 2],
+    /// Bytes of a strip's keys.
+    key_bytes: usize,
+    /// Bytes before the first value.
+    values_at: usize,
+    /// Bytes of a strip's values.
+    value_bytes: usize,
+}
+
+impl StripPlaces {
+    fn of(layout: &PageLayout) -> StripPlaces {
+        StripPlaces {
+            formats: [layout.keys, layout.values],
+            key_bytes: layout.keys.bytes(LANES, layout.head_dim),
+            values_at: layout.key_bytes(),
+            value_bytes: layout.values.bytes(LANES, layout.head_dim),
+        }
+    }
 }
 
 impl<'a> TileReader<'a> {
@@ -120,7 +146,11 @@ impl<'a> TileReader<'a> {
     ) -> Self {
         let next = list.segments.partition_point(|segment| segment.end() <= tiles.start * TILE);
         let end = list.segments.partition_point(|segment| u64::from(segment.position) < tiles.end * TILE);
-        TileReader { params, list, parts, num_rows, sight, next, end }
+        let AttentionParams { page_size, head_dim, .. } = *params;
+        let plain = PageLayout { keys: PageFormat::F16, values: PageFormat::F16, page_size, head_dim };
+        let places = StripPlaces::of(&plain);
+        let strips_per_page = page_size / LANES;
+        TileReader { params, list, parts, num_rows, sight, next, end, places, strips_per_page }
     }
 
     /// The strips of `tile` with something resident in sight, in ascending order; `tile` must be one of the reader's and
@@ -144,12 +174,16 @@ impl<'a> TileReader<'a> {
         let lined_up = self.params.head_dim.is_multiple_of(LANES)
             && self.params.page_size.is_multiple_of(LANES)
             && segments.iter().all(|segment| segment.position.is_multiple_of(LANES as u32));
+        let slots_in_sight = |segment: &Segment<'_>| {
+            start.saturating_sub(u64::from(segment.position)) as usize
+                ..(segment.end().min(end) - u64::from(segment.position)) as usize
+        };
+        let num_strips = segments.iter().map(|segment| slots_in_sight(segment).len().div_ceil(LANES)).sum();
         for (i, segment) in segments.iter().enumerate() {
             let first_token = first_tokens.get(i).copied().unwrap_or(0);
-            let slots = start.saturating_sub(u64::from(segment.position)) as usize
-                ..(segment.end().min(end) - u64::from(segment.position)) as usize;
+            let slots = slots_in_sight(segment);
             if lined_up {
-                self.push_in_place(self.next + i, slots, first_token, buffers);
+                self.push_in_place(segment, slots, (first_token, num_strips), buffers);
             } else {
                 self.gather(simd, segment, slots, first_token, buffers);
             }
@@ -170,23 +204,30 @@ impl<'a> TileReader<'a> {
         self.params.head_dim.next_multiple_of(LANES)
     }
 
-    /// Adds the strips of a page that lines up with them.
-    fn push_in_place(&self, index: usize, slots: Range<usize>, first_token: usize, buffers: &mut StripBuffers) {
-        let segment = &self.list.segments[index];
-        let later = self.list.segments[..self.end].get(index + STRIPS_AHEAD.div_ceil(self.params.page_size / LANES));
+    /// Adds the strips of a page that lines up with them, to a tile of `num_strips`.
+    fn push_in_place(
+        &mut self,
+        segment: &Segment<'a>,
+        slots: Range<usize>,
+        (first_token, num_strips): (usize, usize),
+        buffers: &mut StripBuffers,
+    ) {
         for slot in slots.clone().step_by(LANES) {
-            let (keys, values) = self.parts_in_place(segment, slot);
-            let (ahead_of_keys, ahead_of_values) =
-                later.map_or((keys, values), |later| self.parts_in_place(later, slot));
+            let [keys, values] = self.parts_in_place(segment, slot / LANES);
+            // All keys of the tile are read before any values. Whole strips ahead are asked for in both halves of that
+            // time, so that memory is read in order and never idle.
+            let index = buffers.strips.len();
+            let ahead_of_keys = self.ahead(index).unwrap_or(keys);
+            let ahead_of_values = self.ahead(num_strips + index).unwrap_or(values);
             let num_resident = (slots.end - slot).min(LANES);
             buffers.strips.push(Strip {
                 key_format: segment.keys,
                 value_format: segment.values,
-                keys: keys.as_ptr(),
-                values: values.as_ptr(),
+                keys,
+                values,
                 value_stride: self.params.head_dim,
-                ahead_of_keys: ahead_of_keys.as_ptr(),
-                ahead_of_values: ahead_of_values.as_ptr(),
+                ahead_of_keys,
+                ahead_of_values,
                 first: u64::from(segment.position) + slot as u64,
                 resident: u16::MAX >> (LANES - num_resident),
                 first_token: first_token + slot,
@@ -194,15 +235,26 @@ impl<'a> TileReader<'a> {
         }
     }
 
-    /// The keys and values of the strip of a page that starts at `slot`.
-    fn parts_in_place(&self, segment: &Segment<'a>, slot: usize) -> (&'a [u8], &'a [u8]) {
-        let (keys, values) = segment.frame.split_at(self.params.layout(segment).key_bytes());
-        // Whole strips of elements lie one after the other in every format.
-        let place = |format: PageFormat| {
-            let start = format.bytes(slot, self.params.head_dim);
-            start..start + format.bytes(LANES, self.params.head_dim)
+    /// Part `index` of those to be asked for while a tile is attended to: keys, values of one strip after the other.
+    fn ahead(&mut self, index: usize) -> Option<*const u8> {
+        let strip = STRIPS_AHEAD + index / 2;
+        let (page, strip) = match self.strips_per_page {
+            1 => (strip, 0),
+            n => (strip / n, strip % n),
         };
-        (&keys[place(segment.keys)], &values[place(segment.values)])
+        let segment = self.list.segments[..self.end].get(self.next + page)?;
+        Some(self.parts_in_place(segment, strip)[index % 2])
+    }
+
+    /// Where the keys and the values of a strip of a page are. Whole strips lie one after the other in every format.
+    #[inline]
+    fn parts_in_place(&mut self, segment: &Segment<'a>, strip: usize) -> [*const u8; 2] {
+        if self.places.formats != [segment.keys, segment.values] {
+            self.places = StripPlaces::of(&self.params.layout(segment));
+        }
+        let StripPlaces { key_bytes, values_at, value_bytes, .. } = self.places;
+        let frame = segment.frame.as_ptr();
+        [frame.wrapping_add(strip * key_bytes), frame.wrapping_add(values_at + strip * value_bytes)]
     }
 
     /// Replaces what the kernels in pairs of bf16 cannot read by copies in pairs: f32, f16 that many rows will read, and

@@ -2,10 +2,11 @@
 //!
 //! A **block** is some consecutive queries of a span with all heads of one KV head: what shares every load of a key or
 //! value. A block whose tiles are much more than a thread's share (decoding: one query, thousands of keys) is cut into
-//! **items** of some tiles each, whose results per tile are kept and merged by a second pass in the order in which a single
-//! item would have merged them: the cut never shows in the bits.
+//! **items** of some tiles each, whose results per tile are kept and merged by whoever finishes the last one, in the order in
+//! which a single item would have merged them: the cut never shows in the bits.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::coded::KeyCodes;
 use super::{AttentionParams, AttentionSpan, Segment, TILE, Tap};
@@ -135,6 +136,37 @@ pub(super) struct Item {
     pub(super) tiles: Range<u64>,
     /// Where each tile's result is kept, if the block is cut.
     pub(super) kept: Option<Range<usize>>,
+    /// Which of the cut blocks it belongs to, if its block is cut.
+    pub(super) cut: Option<usize>,
+}
+
+/// A block cut into items.
+#[derive(Debug)]
+pub(super) struct Cut {
+    pub(super) block: usize,
+    /// The place of the results of all its tiles.
+    pub(super) kept: Range<usize>,
+    /// Number of items that are not finished.
+    unfinished: AtomicUsize,
+}
+
+/// What is left of a cut block when one of its items is finished.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unfinished {
+    /// Items that another thread will finish.
+    Some,
+    /// Nothing: all results are there to be read.
+    None,
+}
+
+impl Cut {
+    /// Counts an item as finished. What the items' threads wrote before is seen by the one that is told `None`.
+    pub(super) fn finish_item(&self) -> Unfinished {
+        match self.unfinished.fetch_sub(1, Ordering::AcqRel) {
+            1 => Unfinished::None,
+            _ => Unfinished::Some,
+        }
+    }
 }
 
 /// All pieces of a call.
@@ -142,8 +174,8 @@ pub(super) struct Work {
     pub(super) blocks: Vec<Block>,
     /// Those with most to do first.
     pub(super) items: Vec<Item>,
-    /// Cut blocks and the place of the results of all their tiles.
-    pub(super) cut: Vec<(usize, Range<usize>)>,
+    /// The blocks that are cut.
+    pub(super) cut: Vec<Cut>,
     /// Elements of all kept results.
     pub(super) kept_len: usize,
 }
@@ -175,7 +207,7 @@ impl Work {
             let num_tiles = tiles_of(&block.tiles);
             let num_items = (cost(block, num_tiles).div_ceil(share.max(1)) as u64).clamp(1, num_tiles.max(1));
             if num_items == 1 {
-                work.items.push(Item { block: index, tiles: block.tiles.clone(), kept: None });
+                work.items.push(Item { block: index, tiles: block.tiles.clone(), kept: None, cut: None });
                 continue;
             }
             let first_kept = work.kept_len;
@@ -185,9 +217,10 @@ impl Work {
                     block.tiles.start + num_tiles * i / num_items..block.tiles.start + num_tiles * (i + 1) / num_items;
                 let kept = work.kept_len..work.kept_len + tiles_of(&tiles) as usize * tile_len;
                 work.kept_len = kept.end;
-                work.items.push(Item { block: index, tiles, kept: Some(kept) });
+                work.items.push(Item { block: index, tiles, kept: Some(kept), cut: Some(work.cut.len()) });
             }
-            work.cut.push((index, first_kept..work.kept_len));
+            let unfinished = AtomicUsize::new(num_items as usize);
+            work.cut.push(Cut { block: index, kept: first_kept..work.kept_len, unfinished });
         }
         work.items.sort_by_key(|item| std::cmp::Reverse(cost(&blocks[item.block], tiles_of(&item.tiles))));
         work.blocks = blocks;
