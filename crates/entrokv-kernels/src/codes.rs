@@ -31,6 +31,10 @@ use codebook::{Codebook, TQ2, TQ3, TQ4};
 /// Elements of a block of `q8_0`, and what the head dimension must be a multiple of for any code.
 pub(crate) const BLOCK_LEN: usize = 32;
 
+/// What codes of 8 bits and points of codebooks are multiplied as among keys: their integer plus this, so that it is not
+/// negative.
+pub(crate) const KEY_OFFSET: i32 = 128;
+
 /// The largest head dimension of coded pages: up to here the integer dot product of codes and a query fits 32 bits.
 pub const MAX_CODED_HEAD_DIM: usize = rotation::MAX_LEN;
 
@@ -52,6 +56,7 @@ pub(crate) enum Rotated {
 }
 
 impl Rotated {
+    #[inline]
     pub(crate) fn codebook(self) -> &'static Codebook {
         match self {
             Rotated::Tq4 => &TQ4,
@@ -63,6 +68,7 @@ impl Rotated {
 
 impl Code {
     /// Bits of a code.
+    #[inline]
     pub(crate) fn bits(self) -> usize {
         match self {
             Code::Q8 => 8,
@@ -71,6 +77,7 @@ impl Code {
     }
 
     /// f16 scales of one vector of `head_dim` elements.
+    #[inline]
     pub(crate) fn num_scales(self, head_dim: usize) -> usize {
         match self {
             Code::Q8 => head_dim / BLOCK_LEN,

@@ -60,11 +60,13 @@ impl PageFormat {
     ];
 
     /// Whether the part is codes, which [`recode`] makes and [`PageLayout::write_token`] cannot.
+    #[inline]
     pub fn is_coded(self) -> bool {
         self.code().is_some()
     }
 
     /// The kind of code; `None` for elements.
+    #[inline]
     pub(crate) fn code(self) -> Option<Code> {
         match self {
             PageFormat::F32 | PageFormat::F16 | PageFormat::Bf16 => None,
@@ -76,11 +78,13 @@ impl PageFormat {
     }
 
     /// Whether the part is rotated codes, whose keys need [`KeyConstants`].
+    #[inline]
     pub fn is_rotated(self) -> bool {
         matches!(self.code(), Some(Code::Rotated(_)))
     }
 
     /// Bytes of `num_slots` slots, whole strips of 16 if they are coded.
+    #[inline]
     pub(crate) fn bytes(self, num_slots: usize, head_dim: usize) -> usize {
         match (self, self.code()) {
             (_, Some(code)) => num_slots.div_ceil(LANES) * StripLayout { code, head_dim }.bytes(),

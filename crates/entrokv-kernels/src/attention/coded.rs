@@ -42,9 +42,6 @@ use crate::codes::packing::StripLayout;
 /// Up to how many query rows read codes where they lie. More of them share the cost of unpacking a tile to bytes.
 pub(super) const MAX_DIRECT_ROWS: usize = 8;
 
-/// What codes of keys are stored plus, so that they are not negative.
-const KEY_OFFSET: i32 = 128;
-
 /// Where the scales of a strip start.
 fn scales_at(code: Code, head_dim: usize) -> usize {
     StripLayout { code, head_dim }.code_bytes()

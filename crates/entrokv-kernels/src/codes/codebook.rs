@@ -1,5 +1,7 @@
 //! The points that rotated codes stand for, as f32 and as small integers.
 
+use super::KEY_OFFSET;
+
 /// The Lloyd-Max quantiser of a standard normal variable with `2^bits` points.
 pub(crate) struct Codebook {
     /// Bits of a code: 2, 3 or 4.
@@ -8,12 +10,15 @@ pub(crate) struct Codebook {
     pub(crate) points: &'static [f32],
     /// The middles between neighbours; one fewer than points.
     pub(crate) boundaries: &'static [f32],
-    /// The points times [`Codebook::multiplier`], rounded: what attention multiplies with.
-    pub(crate) integers: &'static [i8],
-    /// The one of least mean squared rounding error of a normal variable's points, a thousandth fine, that keeps the
+    /// What attention multiplies the points with to round them to integers: the one of least mean squared rounding error of a normal variable's points, a thousandth fine, that keeps the
     /// integers within 127. The root mean square of that error, of the variable's standard deviation: 0.0032 (4 bits),
     /// 0.0011 (3), 0.0002 (2), beside the code's own 0.0975, 0.186 and 0.343.
     pub(crate) multiplier: f32,
+    /// The points times the multiplier, rounded, plus [`KEY_OFFSET`]: as a table of 16, in which a code's entry does not
+    /// depend on bits above its own.
+    pub(crate) key_table: [u8; 16],
+    /// The same without the offset, signed.
+    pub(crate) value_table: [u8; 16],
 }
 
 /// Mirrors the positive half of a codebook.
@@ -60,6 +65,18 @@ const fn multiplied<const N: usize>(points: &[f64; N], multiplier: f64) -> [i8; 
     integers
 }
 
+/// The integers plus `offset` as a table of 16.
+const fn table(integers: &[i8], offset: i32) -> [u8; 16] {
+    let mut table = [0; 16];
+    let mut i = 0;
+    while i < 16 {
+        // The low byte of a signed number.
+        table[i] = (integers[i % integers.len()] as i32 + offset) as u8;
+        i += 1;
+    }
+    table
+}
+
 macro_rules! codebook {
     ($(#[$doc:meta])* $name:ident, $bits:literal, $half:expr, $multiplier:literal) => {
         $(#[$doc])*
@@ -69,8 +86,9 @@ macro_rules! codebook {
                 bits: $bits,
                 points: &const { rounded(POINTS) },
                 boundaries: &const { middles::<{ (1 << $bits) - 1 }>(&POINTS) },
-                integers: &const { multiplied(&POINTS, $multiplier) },
                 multiplier: $multiplier as f32,
+                key_table: table(&multiplied(&POINTS, $multiplier), KEY_OFFSET),
+                value_table: table(&multiplied(&POINTS, $multiplier), 0),
             }
         };
     };
@@ -89,13 +107,6 @@ codebook! {
     TQ2, 2, [0.4528, 1.5104], 26.486
 }
 
-impl Codebook {
-    /// The integers as a table of 16: a code's entry does not depend on bits above its own.
-    pub(crate) fn table(&self) -> [i8; 16] {
-        std::array::from_fn(|i| self.integers[i % self.integers.len()])
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -104,25 +115,25 @@ mod tests {
     fn points_are_symmetric_and_boundaries_lie_in_the_middle() {
         for (book, largest) in [(&TQ4, 2.7326), (&TQ3, 2.1519), (&TQ2, 1.5104)] {
             let n = 1 << book.bits;
-            assert_eq!((book.points.len(), book.boundaries.len(), book.integers.len()), (n, n - 1, n));
+            assert_eq!((book.points.len(), book.boundaries.len()), (n, n - 1));
             assert_eq!(book.points[n - 1], largest);
             for i in 0..n {
                 assert_eq!(book.points[i], -book.points[n - 1 - i]);
-                assert_eq!(book.integers[i], -book.integers[n - 1 - i]);
-                assert_eq!(f32::from(book.integers[i]), (book.points[i] * book.multiplier).round());
             }
             for (i, boundary) in book.boundaries.iter().enumerate() {
                 assert!((boundary - (book.points[i] + book.points[i + 1]) / 2.0).abs() < 1e-6);
             }
-            let table = book.table();
-            assert!((0..16).all(|i| table[i] == book.integers[i & (n - 1)]));
+            for (i, (key, value)) in book.key_table.iter().zip(book.value_table).enumerate() {
+                let integer = (book.points[i & (n - 1)] * book.multiplier).round() as i32;
+                assert_eq!((i32::from(*key) - 128, i32::from(value.cast_signed())), (integer, integer));
+            }
         }
     }
 
     #[test]
     fn integers_are_the_ones_stated() {
-        assert_eq!(TQ4.integers[8..], [5, 15, 25, 36, 48, 62, 79, 104]);
-        assert_eq!(TQ3.integers[4..], [10, 31, 55, 88]);
-        assert_eq!(TQ2.integers[2..], [12, 40]);
+        assert_eq!(TQ4.value_table[8..], [5, 15, 25, 36, 48, 62, 79, 104]);
+        assert_eq!(TQ3.value_table[4..8], [10, 31, 55, 88]);
+        assert_eq!(TQ2.value_table[2..4], [12, 40]);
     }
 }

@@ -5,14 +5,11 @@ use half::f16;
 use super::codebook::Codebook;
 use super::packing::{Part, StripLayout};
 use super::rotation::{MAX_LEN, signs, transform, transform_columns};
-use super::{BLOCK_LEN, Code, KeyConstants};
+use super::{BLOCK_LEN, Code, KEY_OFFSET, KeyConstants};
 use crate::simd::{Kernel, LANES, Scalar, Simd};
 
 /// The largest code of 8 bits.
 const Q8_LARGEST: f32 = 127.0;
-
-/// What 8-bit codes of keys are stored plus.
-const Q8_KEY_OFFSET: i32 = 128;
 
 /// The least root mean square that a rotated vector is divided by: the least f16.
 const LEAST_RMS: f32 = 1.0 / (1 << 24) as f32;
@@ -62,7 +59,7 @@ impl Kernel for EncodeStrip<'_> {
         let scales = &mut scales[..layout.code.num_scales(d)];
         match layout.code {
             Code::Q8 => {
-                let offset = if part == Part::Keys { Q8_KEY_OFFSET } else { 0 };
+                let offset = if part == Part::Keys { KEY_OFFSET } else { 0 };
                 let blocks = x.as_chunks().0.iter().zip(codes.as_chunks_mut().0).zip(&mut *scales);
                 blocks.for_each(|((x, codes), scale)| encode_q8(s, offset, x, codes, scale));
             }
@@ -207,7 +204,7 @@ pub(crate) fn decode(
         Code::Q8 => {
             for (dim, x) in x.iter_mut().enumerate() {
                 let integer = match part {
-                    Part::Keys => i32::from(code(dim)) - Q8_KEY_OFFSET,
+                    Part::Keys => i32::from(code(dim)) - KEY_OFFSET,
                     Part::Values => i32::from(code(dim).cast_signed()),
                 };
                 *x = integer as f32 * scale(dim / BLOCK_LEN);

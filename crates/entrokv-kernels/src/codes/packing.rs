@@ -50,16 +50,19 @@ pub(crate) struct StripLayout {
 
 impl StripLayout {
     /// Bytes of a step's codes.
+    #[inline]
     pub(crate) fn step_bytes(&self) -> usize {
         GROUP_BYTES * self.code.bits()
     }
 
     /// Bytes of a strip's codes: where its scales start.
+    #[inline]
     pub(crate) fn code_bytes(&self) -> usize {
         self.head_dim / BLOCK_LEN * self.step_bytes()
     }
 
     /// Bytes of a strip.
+    #[inline]
     pub(crate) fn bytes(&self) -> usize {
         self.code_bytes() + self.code.num_scales(self.head_dim) * LANES * size_of::<u16>()
     }

@@ -1,5 +1,6 @@
 //! One page's elements stored again in another format.
 
+use half::bf16;
 use thiserror::Error;
 
 use super::{LayoutError, PageFormat, PageLayout, read, write};
@@ -113,10 +114,15 @@ impl Kernel for EncodePart<'_> {
                 continue;
             }
             let x = columns.x(from.head_dim);
-            match part {
-                Part::Keys => read_columns(s, from.keys, bytes, x, |lane, i| from.key_place(first + lane, i)),
-                Part::Values => read_columns(s, from.values, bytes, x, |lane, i| from.value_place(first + lane, i)),
+            match (part, from.keys, from.values) {
+                (Part::Keys, PageFormat::F16, _) => read_rows(s, &bytes[2 * from.key_place(first, 0)..], x),
+                (Part::Values, _, PageFormat::F16) => transpose(s, &bytes[2 * from.value_place(first, 0)..], x),
+                (Part::Keys, format, _) => read_columns(format, bytes, x, |lane, i| from.key_place(first + lane, i)),
+                (Part::Values, _, format) => {
+                    read_columns(format, bytes, x, |lane, i| from.value_place(first + lane, i));
+                }
             }
+            let x = columns.x(from.head_dim);
             for x in x {
                 x[(len - first).min(LANES)..].fill(0.0);
             }
@@ -125,32 +131,40 @@ impl Kernel for EncodePart<'_> {
     }
 }
 
-/// Loads 16 vectors, element `i` of vector `lane` from `place(lane, i)`, to `x` `[head_dim, 16]`.
+/// Loads 16 vectors that lie as `[head_dim, 16]` f16.
 #[inline(always)]
-fn read_columns<S: Simd>(
-    s: S,
-    format: PageFormat,
-    bytes: &[u8],
-    x: &mut [[f32; LANES]],
-    place: impl Fn(usize, usize) -> usize,
-) {
-    let halves = |i: usize| -> [u16; LANES] {
-        let (elements, _) = bytes.as_chunks::<2>();
-        std::array::from_fn(|lane| u16::from_ne_bytes(elements[place(lane, i)]))
-    };
+fn read_rows<S: Simd>(s: S, bytes: &[u8], x: &mut [[f32; LANES]]) {
+    for (x, row) in x.iter_mut().zip(bytes.as_chunks::<{ 2 * LANES }>().0) {
+        // SAFETY: 16 f16.
+        let wide = unsafe { s.load_f16_ptr(row.as_ptr().cast()) };
+        s.store(x, wide);
+    }
+}
+
+/// Loads 16 vectors that lie as `[16, head_dim]` f16 to `x`, `[head_dim, 16]`.
+#[inline(always)]
+fn transpose<S: Simd>(s: S, bytes: &[u8], x: &mut [[f32; LANES]]) {
+    for (lane, vector) in bytes.chunks_exact(2 * x.len()).take(LANES).enumerate() {
+        for (x, elements) in x.as_chunks_mut::<LANES>().0.iter_mut().zip(vector.as_chunks::<{ 2 * LANES }>().0) {
+            let mut wide = [0.0; LANES];
+            // SAFETY: 16 f16.
+            s.store(&mut wide, unsafe { s.load_f16_ptr(elements.as_ptr().cast()) });
+            x.iter_mut().zip(wide).for_each(|(x, wide)| x[lane] = wide);
+        }
+    }
+}
+
+/// Loads 16 vectors of f32 or bf16, element `i` of vector `lane` from `place(lane, i)`, to `x` `[head_dim, 16]`.
+#[inline(always)]
+fn read_columns(format: PageFormat, bytes: &[u8], x: &mut [[f32; LANES]], place: impl Fn(usize, usize) -> usize) {
     for (i, x) in x.iter_mut().enumerate() {
-        match format {
-            PageFormat::F32 => {
-                let (elements, _) = bytes.as_chunks::<4>();
-                *x = std::array::from_fn(|lane| f32::from_ne_bytes(elements[place(lane, i)]));
-            }
-            PageFormat::F16 => {
-                // SAFETY: 16 f16.
-                let wide = unsafe { s.load_f16_ptr(halves(i).as_ptr()) };
-                s.store(x, wide);
-            }
-            PageFormat::Bf16 => *x = halves(i).map(|bits| f32::from_bits(u32::from(bits) << 16)),
-            coded => unreachable!("{coded:?} has no elements"),
+        for (lane, x) in x.iter_mut().enumerate() {
+            let place = place(lane, i);
+            *x = match format {
+                PageFormat::F32 => f32::from_ne_bytes(bytes.as_chunks().0[place]),
+                PageFormat::Bf16 => bf16::from_ne_bytes(bytes.as_chunks().0[place]).to_f32(),
+                other => unreachable!("{other:?} is read in other ways"),
+            };
         }
     }
 }

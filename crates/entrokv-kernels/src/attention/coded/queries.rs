@@ -1,8 +1,7 @@
 //! A block's queries as integers, for each kind of code among its keys.
 
-use super::KEY_OFFSET;
 use crate::codes::rotation::{MAX_LEN, transform};
-use crate::codes::{BLOCK_LEN, Code, KeyConstants};
+use crate::codes::{BLOCK_LEN, Code, KEY_OFFSET, KeyConstants};
 use crate::page::PageFormat;
 use crate::simd::integers::{IntegerKernel, Integers, Operands};
 use crate::simd::{LANES, Simd};

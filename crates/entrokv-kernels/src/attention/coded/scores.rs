@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 
 use super::queries::CodedQueries;
 use super::scales_at;
-use super::unpack::{Bytes, Nibbles, Packed, Pairs, PairsAndBits, Visit, key_table};
+use super::unpack::{Bytes, Nibbles, Packed, Pairs, PairsAndBits, Visit};
 use crate::attention::product::SCORE_STRIDE;
 use crate::attention::strip::Strip;
 use crate::codes::codebook::Codebook;
@@ -56,91 +56,102 @@ impl IntegerKernel for ScoreStrips<'_> {
 }
 
 impl ScoreStrips<'_> {
-    /// Register block after register block.
+    /// Block after block of rows.
     #[inline(always)]
     fn blocks<I: Integers, P: Packed>(mut self, i: I, code: Code) {
         let num_blocks = self.num_rows.div_ceil(I::ROWS);
-        for first in (0..self.strips.len()).step_by(STRIPS) {
-            let num_strips = STRIPS.min(self.strips.len() - first);
-            for block in 0..num_blocks {
-                let rows = self.num_rows * block / num_blocks..self.num_rows * (block + 1) / num_blocks;
-                macro_rules! block {
-                    ($($m:literal)*) => {
-                        match (rows.len(), num_strips) {
-                            $(
-                                ($m, 1) if $m <= I::ROWS => self.block::<I, P, $m, 1>(i, code, rows.start, first),
-                                ($m, _) if $m <= I::ROWS => self.block::<I, P, $m, STRIPS>(i, code, rows.start, first),
-                            )*
-                            other => unreachable!("a block of {other:?}"),
-                        }
-                    };
-                }
-                block!(1 2 3 4);
+        for block in 0..num_blocks {
+            let rows = self.num_rows * block / num_blocks..self.num_rows * (block + 1) / num_blocks;
+            macro_rules! block {
+                ($($m:literal)*) => {
+                    match rows.len() {
+                        $($m if $m <= I::ROWS => self.block::<I, P, $m>(i, code, rows.start),)*
+                        other => unreachable!("a block of {other}"),
+                    }
+                };
             }
+            block!(1 2 3 4);
         }
     }
 
     #[inline(always)]
-    fn block<I: Integers, P: Packed, const M: usize, const N: usize>(
-        &mut self,
-        i: I,
-        code: Code,
-        row: usize,
-        strip: usize,
-    ) {
-        let out = self.out[row * SCORE_STRIDE + strip * LANES..].as_mut_ptr();
-        let strips = self.strips[strip..].first_chunk().expect("the strips of the block");
-        let keys = |n: usize| match self.unpacked.filter(|_| code != Code::Q8) {
-            Some(bytes) => bytes[(strip + n) * self.head_dim * LANES..].as_ptr(),
-            None => strips[n].keys,
-        };
-        let block = ScoreBlock::<P, M, N> {
+    fn block<I: Integers, P: Packed, const M: usize>(&mut self, i: I, code: Code, row: usize) {
+        i.vectorize(ScoreBlock::<P, M> {
             queries: self.queries,
             row: self.first_row + row,
             head_dim: self.head_dim,
             code,
-            strips,
-            keys: std::array::from_fn(keys),
-            out,
+            strips: self.strips,
+            unpacked: self.unpacked.filter(|_| code != Code::Q8),
+            out: &mut self.out[row * SCORE_STRIDE..],
             packed: PhantomData,
-        };
-        i.vectorize(block);
+        });
     }
 }
 
-/// Scores of `M` rows and `N` strips. Made by [`ScoreStrips`] only, which has checked the lengths.
-struct ScoreBlock<'a, P, const M: usize, const N: usize> {
+/// Scores of `M` rows and some strips. Made by [`ScoreStrips`] only, which has checked the lengths.
+struct ScoreBlock<'a, P, const M: usize> {
     queries: &'a CodedQueries,
     row: usize,
     head_dim: usize,
     code: Code,
-    strips: &'a [Strip; N],
-    /// Codes of each strip, packed as `P` says.
-    keys: [*const u8; N],
-    out: *mut f32,
+    strips: &'a [Strip],
+    unpacked: Option<&'a [u8]>,
+    out: &'a mut [f32],
     packed: PhantomData<P>,
 }
 
-impl<P: Packed, const M: usize, const N: usize> IntegerKernel for ScoreBlock<'_, P, M, N> {
+impl<P: Packed, const M: usize> IntegerKernel for ScoreBlock<'_, P, M> {
     #[inline(always)]
     fn run<I: Integers>(self, i: I) {
-        match self.code {
-            Code::Q8 => self.q8(i),
-            Code::Rotated(rotated) => self.rotated(i, rotated.codebook()),
+        let strip_len = self.head_dim * LANES;
+        let keys = |index: usize, strip: &Strip| match self.unpacked {
+            Some(bytes) => bytes.as_ptr().wrapping_add(index.wrapping_mul(strip_len)),
+            None => strip.keys,
+        };
+        let out = self.out.as_mut_ptr();
+        let (pairs, last) = self.strips.as_chunks::<STRIPS>();
+        for (pair, strips) in pairs.iter().enumerate() {
+            let first = pair * STRIPS;
+            let keys = [keys(first, &strips[0]), keys(first + 1, &strips[1])];
+            let block = Registers::<P, M, STRIPS> { rows: &self, strips, keys, out: out.wrapping_add(first * LANES) };
+            block.score(i);
+        }
+        if let [strip] = last {
+            let first = pairs.len() * STRIPS;
+            let out = out.wrapping_add(first * LANES);
+            Registers::<P, M, 1> { rows: &self, strips: &[*strip], keys: [keys(first, strip)], out }.score(i);
         }
     }
 }
 
-impl<P: Packed, const M: usize, const N: usize> ScoreBlock<'_, P, M, N> {
+/// What is in registers at a time: `M` rows and `N` strips.
+struct Registers<'a, P, const M: usize, const N: usize> {
+    rows: &'a ScoreBlock<'a, P, M>,
+    strips: &'a [Strip; N],
+    /// Codes of each strip, packed as `P` says.
+    keys: [*const u8; N],
+    out: *mut f32,
+}
+
+impl<P: Packed, const M: usize, const N: usize> Registers<'_, P, M, N> {
+    #[inline(always)]
+    fn score<I: Integers>(self, i: I) {
+        match self.rows.code {
+            Code::Q8 => self.q8(i),
+            Code::Rotated(rotated) => self.rotated(i, rotated.codebook()),
+        }
+    }
+
     #[inline(always)]
     fn rotated<I: Integers>(self, i: I, book: &Codebook) {
         let s = i.floats();
-        let num_steps = self.head_dim / BLOCK_LEN;
-        let row_len = self.head_dim / LANES;
-        let terms = &self.queries.rotated_terms[self.row..self.row + M];
-        let operands = &self.queries.rotated[self.row * row_len..(self.row + M) * row_len];
+        let num_steps = self.rows.head_dim / BLOCK_LEN;
+        let row_len = self.rows.head_dim / LANES;
+        let terms = &self.rows.queries.rotated_terms[self.rows.row..self.rows.row + M];
+        let operands = &self.rows.queries.rotated[self.rows.row * row_len..(self.rows.row + M) * row_len];
         let mut totals: [_; M] = std::array::from_fn(|m| [[terms[m].start; LANES]; N]);
-        self.add_products(i, &key_table(book), (0, num_steps), (operands, row_len), &mut totals);
+        self.add_products(i, &book.key_table, (0, num_steps), (operands, row_len), &mut totals);
         let scales = self.scales(i, 0);
         let unit = 1.0 / book.multiplier;
         for (m, totals) in totals.iter().enumerate() {
@@ -156,10 +167,10 @@ impl<P: Packed, const M: usize, const N: usize> ScoreBlock<'_, P, M, N> {
     #[inline(always)]
     fn q8<I: Integers>(self, i: I) {
         let s = i.floats();
-        let num_steps = self.head_dim / BLOCK_LEN;
-        let row_len = self.head_dim / LANES;
-        let terms = &self.queries.block_terms[self.row * num_steps..(self.row + M) * num_steps];
-        let operands = &self.queries.blocks[self.row * row_len..(self.row + M) * row_len];
+        let num_steps = self.rows.head_dim / BLOCK_LEN;
+        let row_len = self.rows.head_dim / LANES;
+        let terms = &self.rows.queries.block_terms[self.rows.row * num_steps..(self.rows.row + M) * num_steps];
+        let operands = &self.rows.queries.blocks[self.rows.row * row_len..(self.rows.row + M) * row_len];
         let mut scores = [[s.splat(0.0); N]; M];
         for step in 0..num_steps {
             let terms: [_; M] = std::array::from_fn(|m| terms[m * num_steps + step]);
@@ -185,7 +196,8 @@ impl<P: Packed, const M: usize, const N: usize> ScoreBlock<'_, P, M, N> {
     /// The strips' scales number `index`.
     #[inline(always)]
     fn scales<I: Integers>(&self, i: I, index: usize) -> [<I::Floats as Simd>::V; N] {
-        let at = scales_at(self.code, self.head_dim) + index * LANES * size_of::<u16>();
+        let at = scales_at(self.rows.code, self.rows.head_dim) + index * LANES * size_of::<u16>();
+        self.strips.iter().for_each(|strip| i.floats().prefetch(strip.ahead_of_keys.wrapping_add(at)));
         // SAFETY: a strip's scales follow its codes.
         std::array::from_fn(|n| unsafe { i.floats().load_f16_ptr(self.strips[n].keys.add(at).cast()) })
     }
@@ -242,7 +254,7 @@ impl<P: Packed, const M: usize, const N: usize> ScoreBlock<'_, P, M, N> {
 /// Adds the products of a step's groups.
 struct AddProducts<S, const M: usize, const N: usize> {
     sums: [[S; N]; M],
-    /// The step's operands of each row, 8 each: made in [`ScoreBlock::add_products`] only.
+    /// The step's operands of each row, 8 each: made in [`Registers::add_products`] only.
     operands: [*const u64; M],
 }
 

@@ -4,7 +4,6 @@
 //! done with unpacked groups is a [`Visit`].
 
 use crate::attention::strip::Strip;
-use crate::codes::codebook::Codebook;
 use crate::codes::packing::{AFTER_PAIRS, GROUP_BYTES, Part, STEP_GROUPS};
 use crate::codes::{Code, Rotated};
 use crate::simd::LANES;
@@ -164,16 +163,6 @@ impl Packed for PairsAndBits {
     }
 }
 
-/// The bytes that keys in `book` are multiplied as: [`super::KEY_OFFSET`] added.
-pub(super) fn key_table(book: &Codebook) -> [u8; 16] {
-    book.table().map(|z| (i32::from(z) + super::KEY_OFFSET) as u8)
-}
-
-/// The bytes that values in `book` are multiplied as.
-pub(super) fn value_table(book: &Codebook) -> [u8; 16] {
-    book.table().map(i8::cast_unsigned)
-}
-
 /// Unpacks one part of some strips for many rows to use, to `[strips, head_dim * 16]` bytes. Parts that are not in rotated codes
 /// are left out: they need no unpacking.
 pub(in crate::attention) struct UnpackStrips<'a> {
@@ -194,15 +183,15 @@ impl IntegerKernel for UnpackStrips<'_> {
             };
             let Some(Code::Rotated(code)) = format.code() else { continue };
             let table = match self.part {
-                Part::Keys => key_table(code.codebook()),
-                Part::Values => value_table(code.codebook()),
+                Part::Keys => &code.codebook().key_table,
+                Part::Values => &code.codebook().value_table,
             };
             // SAFETY: a strip has as many steps as `out` has room for.
             unsafe {
                 match code {
-                    Rotated::Tq4 => unpack_steps::<I, Nibbles>(i, &table, codes, out),
-                    Rotated::Tq3 => unpack_steps::<I, PairsAndBits>(i, &table, codes, out),
-                    Rotated::Tq2 => unpack_steps::<I, Pairs>(i, &table, codes, out),
+                    Rotated::Tq4 => unpack_steps::<I, Nibbles>(i, table, codes, out),
+                    Rotated::Tq3 => unpack_steps::<I, PairsAndBits>(i, table, codes, out),
+                    Rotated::Tq2 => unpack_steps::<I, Pairs>(i, table, codes, out),
                 }
             }
         }
