@@ -8,7 +8,10 @@ pub(crate) use panel::Panel;
 pub(crate) use panel_step::PanelStep;
 pub(crate) use rounded::Fraction;
 
+use std::ops::Range;
+
 use crate::compute::Compute;
+use crate::disjoint::DisjointMut;
 use crate::matrix::packing::STEP_COLS;
 use crate::weight_type::WeightType;
 
@@ -42,6 +45,16 @@ pub struct Activations {
     floats: Vec<f32>,
     panels: Vec<Panel>,
     panel_steps: Vec<PanelStep>,
+    /// Per thread, the rows of a panel that are computed on the way.
+    computed: Vec<Vec<f32>>,
+}
+
+/// Where activations come from.
+enum Source<'a> {
+    /// Rows in memory.
+    Rows(&'a [f32]),
+    /// Rows to be computed.
+    Computed(&'a (dyn Fn(Range<usize>, &mut [f32]) + Sync)),
 }
 
 /// Rounded activations, in the form that their number asks for.
@@ -77,6 +90,7 @@ impl Activations {
             floats: Vec::new(),
             panels: Vec::new(),
             panel_steps: Vec::new(),
+            computed: Vec::new(),
         }
     }
 
@@ -86,35 +100,73 @@ impl Activations {
     /// If `cols` is 0 or `x` is not a whole number of rows.
     pub fn load(&mut self, compute: &Compute, x: &[f32], cols: usize) {
         assert!(cols > 0 && x.len().is_multiple_of(cols), "{} activations in rows of {cols}", x.len());
-        (self.num_tokens, self.cols) = (x.len() / cols, cols);
-        if self.keeps_floats {
-            self.floats.resize(x.len(), 0.0);
-            let chunk_len = PANEL_TOKENS * cols;
-            compute.threads.for_each_chunk(&mut self.floats, chunk_len, |chunk, floats| {
-                floats.copy_from_slice(&x[chunk * chunk_len..][..floats.len()]);
-            });
+        self.load_from(compute, x.len() / cols, cols, Source::Rows(x));
+    }
+
+    /// [`Activations::load`] of rows that are computed on the way, by the thread that rounds them: they are in its nearest
+    /// cache then and never in memory. `rows(elements, out)` computes elements `elements` of [tokens, cols], whole rows; every
+    /// row is asked for once.
+    ///
+    /// # Panics
+    /// If `cols` is 0.
+    pub(crate) fn load_computed(
+        &mut self,
+        compute: &Compute,
+        num_tokens: usize,
+        cols: usize,
+        rows: &(dyn Fn(Range<usize>, &mut [f32]) + Sync),
+    ) {
+        assert!(cols > 0, "activations in rows of 0");
+        self.load_from(compute, num_tokens, cols, Source::Computed(rows));
+    }
+
+    fn load_from(&mut self, compute: &Compute, num_tokens: usize, cols: usize, source: Source<'_>) {
+        (self.num_tokens, self.cols) = (num_tokens, cols);
+        let (len, panel_len) = (num_tokens * cols, PANEL_TOKENS * cols);
+        let (num_panels, num_steps) = (num_tokens.div_ceil(PANEL_TOKENS), cols / STEP_COLS);
+        let (has_codes, is_few) = (self.has_codes(), num_tokens <= MAX_FEW_TOKENS);
+        if has_codes && is_few && self.panels.len() < num_panels {
+            self.panels.resize_with(num_panels, Panel::default);
         }
-        if !self.has_codes() {
-            return;
-        }
-        let (num_panels, num_steps) = (self.num_tokens.div_ceil(PANEL_TOKENS), cols / STEP_COLS);
-        let panel_of = |index: usize| {
-            let first = index * PANEL_TOKENS * cols;
-            &x[first..x.len().min(first + PANEL_TOKENS * cols)]
-        };
-        if self.num_tokens <= MAX_FEW_TOKENS {
-            if self.panels.len() < num_panels {
-                self.panels.resize_with(num_panels, Panel::default);
-            }
-            compute.threads.for_each_chunk(&mut self.panels[..num_panels], 1, |index, panel| {
-                panel[0].load(compute.isa, panel_of(index), cols);
-            });
-        } else {
+        if has_codes && !is_few {
             self.panel_steps.resize(num_panels * num_steps, PanelStep::ZERO);
-            compute.threads.for_each_chunk(&mut self.panel_steps, num_steps, |index, steps| {
-                PanelStep::load(compute.isa, panel_of(index), steps);
-            });
         }
+        if self.keeps_floats {
+            self.floats.resize(len, 0.0);
+        }
+        let Self { keeps_floats, floats, panels, panel_steps, computed, .. } = self;
+        let (floats, panels) = (DisjointMut::new(floats), DisjointMut::new(panels));
+        let panel_steps = DisjointMut::new(panel_steps);
+        computed.resize_with(compute.threads.num_threads(), Vec::new);
+        compute.threads.for_each_with(computed, num_panels, |computed, index| {
+            let elements = index * panel_len..len.min((index + 1) * panel_len);
+            let x: &[f32] = match &source {
+                Source::Rows(x) if !*keeps_floats => &x[elements],
+                _ => {
+                    let out = if *keeps_floats {
+                        // SAFETY: panels are of different tokens, and each is loaded once.
+                        unsafe { floats.part(elements.clone()) }
+                    } else {
+                        computed.resize(panel_len.max(computed.len()), 0.0);
+                        &mut computed[..elements.len()]
+                    };
+                    match &source {
+                        Source::Rows(x) => out.copy_from_slice(&x[elements]),
+                        Source::Computed(rows) => rows(elements, out),
+                    }
+                    out
+                }
+            };
+            if has_codes && is_few {
+                // SAFETY: each panel is loaded once.
+                let panel = unsafe { panels.part(index..index + 1) };
+                panel[0].load(compute.isa, x, cols);
+            } else if has_codes {
+                // SAFETY: each panel is loaded once.
+                let steps = unsafe { panel_steps.part(index * num_steps..(index + 1) * num_steps) };
+                PanelStep::load(compute.isa, x, steps);
+            }
+        });
     }
 
     /// Tokens loaded.

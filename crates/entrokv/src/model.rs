@@ -16,7 +16,7 @@ use entrokv_kernels::attention::{AttentionParams, AttentionSpan, PagedAttention,
 use entrokv_kernels::codes::KeyConstants;
 use entrokv_kernels::compute::Compute;
 use entrokv_kernels::matmul::{matmul, matmul_each};
-use entrokv_kernels::norm::{rms_norm, rms_norm_in_place};
+use entrokv_kernels::norm::RmsNorm;
 use entrokv_kernels::rope::{RopeAngles, rope};
 
 use crate::config::{FeedForward, ModelConfig};
@@ -139,13 +139,14 @@ pub struct Decoder {
 
 /// Buffers kept between passes so that decoding allocates nothing that grows with the model.
 struct Scratch {
+    /// The residual stream, without what the last block has put out.
     x: Vec<f32>,
-    normed: Vec<f32>,
+    /// What the last block has put out: it is added on the way into the next one.
+    projected: Vec<f32>,
     q: Vec<f32>,
     k: Vec<f32>,
     v: Vec<f32>,
     attended: Vec<f32>,
-    projected: Vec<f32>,
     gate: Vec<f32>,
     up: Vec<f32>,
     input: Activations,
@@ -164,12 +165,11 @@ impl Decoder {
     ) -> Self {
         let scratch = Scratch {
             x: Vec::new(),
-            normed: Vec::new(),
+            projected: Vec::new(),
             q: Vec::new(),
             k: Vec::new(),
             v: Vec::new(),
             attended: Vec::new(),
-            projected: Vec::new(),
             gate: Vec::new(),
             up: Vec::new(),
             input: Activations::for_weights(arithmetic, weights.types()),
@@ -204,15 +204,15 @@ impl Decoder {
     ) {
         let Self { config, weights, compute, store, scratch, .. } = self;
         let layer: &LayerWeights = &weights.layers[index];
-        let Scratch { x, normed, q, k, v, attended, projected, input, attention, .. } = scratch;
-        rms_norm(compute, x, &layer.attention_norm, config.rms_epsilon, normed);
-        input.load(compute, normed, config.embedding_len);
+        let Scratch { x, projected, q, k, v, attended, input, attention, .. } = scratch;
+        let norm = |weight| RmsNorm { weight, eps: config.rms_epsilon };
+        norm(&layer.attention_norm).load_sum(compute, x, projected, input);
         Self::project(compute, input, [(&layer.q, &mut *q), (&layer.k, &mut *k), (&layer.v, &mut *v)]);
-        if let Some(norm) = &layer.q_norm {
-            rms_norm_in_place(compute, q, norm, config.rms_epsilon);
+        if let Some(weight) = &layer.q_norm {
+            norm(weight).in_place(compute, q);
         }
-        if let Some(norm) = &layer.k_norm {
-            rms_norm_in_place(compute, k, norm, config.rms_epsilon);
+        if let Some(weight) = &layer.k_norm {
+            norm(weight).in_place(compute, k);
         }
         rope(compute, q, config.head_dim, angles, config.rope.layout);
         rope(compute, k, config.head_dim, angles, config.rope.layout);
@@ -266,18 +266,17 @@ impl Decoder {
 
         input.load(compute, attended, config.num_heads * config.head_dim);
         Self::project(compute, input, [(&layer.output, &mut *projected)]);
-        if let Some(norm) = &layer.post_attention_norm {
-            rms_norm_in_place(compute, projected, norm, config.rms_epsilon);
+        if let Some(weight) = &layer.post_attention_norm {
+            norm(weight).in_place(compute, projected);
         }
-        add(compute, x, projected);
     }
 
     fn feed_forward_block(&mut self, index: usize) {
         let Self { config, weights, compute, scratch, .. } = self;
         let layer = &weights.layers[index];
-        let Scratch { x, normed, projected, gate, up, input, .. } = scratch;
-        rms_norm(compute, x, &layer.ffn_norm, config.rms_epsilon, normed);
-        input.load(compute, normed, config.embedding_len);
+        let Scratch { x, projected, gate, up, input, .. } = scratch;
+        let norm = |weight| RmsNorm { weight, eps: config.rms_epsilon };
+        norm(&layer.ffn_norm).load_sum(compute, x, projected, input);
         Self::project(compute, input, [(&layer.gate, &mut *gate), (&layer.up, &mut *up)]);
         match config.feed_forward {
             FeedForward::SwiGlu => silu_mul(compute, gate, up),
@@ -285,10 +284,9 @@ impl Decoder {
         }
         input.load(compute, gate, config.ffn_len);
         Self::project(compute, input, [(&layer.down, &mut *projected)]);
-        if let Some(norm) = &layer.post_ffn_norm {
-            rms_norm_in_place(compute, projected, norm, config.rms_epsilon);
+        if let Some(weight) = &layer.post_ffn_norm {
+            norm(weight).in_place(compute, projected);
         }
-        add(compute, x, projected);
     }
 
     fn embed(&mut self, batch: &[BatchSpan<'_>]) -> Result<(), RunError> {
@@ -299,7 +297,9 @@ impl Decoder {
             return Err(RunError::TokenOutOfRange { got, limit });
         }
         self.scratch.x.resize(tokens.len() * width, 0.0);
-        self.scratch.normed.resize(tokens.len() * width, 0.0);
+        // No block has put out anything yet.
+        self.scratch.projected.clear();
+        self.scratch.projected.resize(tokens.len() * width, 0.0);
         for (row, &token) in self.scratch.x.chunks_exact_mut(width).zip(&tokens) {
             self.weights.embedding.dequantize_row(token as usize, row);
         }
@@ -312,6 +312,7 @@ impl Decoder {
     fn logits(&mut self, batch: &[BatchSpan<'_>]) -> Logits {
         let Self { config, weights, compute, scratch, .. } = self;
         let width = config.embedding_len;
+        let Scratch { x, projected, input, .. } = scratch;
         let (mut wanted, mut spans, mut row) = (Vec::new(), Vec::with_capacity(batch.len()), 0);
         for span in batch {
             let end = row + span.tokens.len();
@@ -321,7 +322,9 @@ impl Decoder {
                 LogitsWanted::All => row,
             };
             let first = wanted.len() / width;
-            wanted.extend_from_slice(&scratch.x[start * width..end * width]);
+            let elements = start * width..end * width;
+            add(compute, &mut x[elements.clone()], &projected[elements.clone()]);
+            wanted.extend_from_slice(&x[elements]);
             spans.push(first..wanted.len() / width);
             row = end;
         }
@@ -329,9 +332,9 @@ impl Decoder {
         let vocab_size = output.rows();
         let mut rows = vec![0.0; wanted.len() / width * vocab_size];
         if !wanted.is_empty() {
-            rms_norm_in_place(compute, &mut wanted, &weights.output_norm, config.rms_epsilon);
-            scratch.input.load(compute, &wanted, width);
-            matmul(compute, output, &scratch.input, &mut rows);
+            RmsNorm { weight: &weights.output_norm, eps: config.rms_epsilon }.in_place(compute, &mut wanted);
+            input.load(compute, &wanted, width);
+            matmul(compute, output, input, &mut rows);
         }
         Logits { rows, vocab_size, spans }
     }
