@@ -20,7 +20,8 @@ Examples:
   entrokv perplexity -m smollm2-135m --cache-type tq3 --compare f16 < book.txt      what coding the cache costs
 
 A coded cache is read as decoding reads it: every position sees codes except for the first page and the last 32 positions
-(and, with tq keys, for the first 176 positions of the text, which centre and scale them).";
+(and, with tq keys, for the first 176 positions of the text, which centre and scale them). Activations of 8 bits answer any
+change of the cache with a divergence of about 0.005 nats; --activations f32 shows that of the codes alone.";
 
 /// What to score.
 #[derive(Args)]
@@ -54,7 +55,7 @@ struct Score {
 struct Compared {
     cache_type: String,
     mean_nll: f64,
-    /// Of the predictions from the other's, in nats.
+    /// Of the predictions from the other's, in nats. With 8-bit activations any change of the cache costs some of it.
     mean_kl: f64,
     kv_bytes_held: u64,
     kv_bytes_held_by_other: u64,
