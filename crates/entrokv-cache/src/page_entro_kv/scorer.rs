@@ -79,8 +79,7 @@ impl PageEntroKvScorer {
         let num_sinks = num_sinks(rows.positions, self.options.sinks);
         for head in 0..self.group_size {
             let masses = rows.head(row, head);
-            let residual = || masses[num_sinks..].iter().map(|&mass| f64::from(mass));
-            self.views[head] = is_row(masses).then(|| HeadView::of(self.options.pool_on, residual()));
+            self.views[head] = is_row(masses).then(|| HeadView::of(self.options.pool_on, &masses[num_sinks..]));
             self.bad_rows += u64::from(self.views[head].is_none());
         }
         self.scores.align(rows.positions);
@@ -151,8 +150,8 @@ impl PageScorer for PageEntroKvScorer {
         let num_sinks = num_sinks(rows.positions(), self.options.sinks);
         for (head, &has_row) in has_row.iter().enumerate() {
             // A head without a row is all zeros, which as a residual without mass has the entropy rule R5 asks for.
-            let residual = rows.column(head)[num_sinks..].iter().copied();
-            self.entropies[head] = residual_entropy(residual.clone(), self.options.order);
+            let residual = &rows.column(head)[num_sinks..];
+            self.entropies[head] = residual_entropy(residual.iter().copied(), self.options.order);
             if has_row {
                 let view = HeadView::of(self.options.pool_on, residual);
                 for (token, mass) in rows.column_mut(head).iter_mut().enumerate() {
