@@ -13,6 +13,10 @@
 //!    infinity: skipped elements would only have added zeros. A tile with nothing to see is no tile.
 //! 3. *Taps change nothing.* The output has the same bits with and without them.
 //!
+//! Arithmetic: scores, exponentials and sums are f32. On the one instruction set with dot products of bf16, queries (times
+//! the scale), keys, weights and values of plain pages are rounded to bf16 before they are multiplied, in a prompt and in a
+//! decode step alike; the largest score, the exponentials' totals and the taps come from what was not rounded.
+//!
 //! Non-finite numbers: a NaN or plus-infinite score makes its row NaN. A non-finite *value* may also reach rows that do not
 //! see its token but are computed beside it (0 times infinity is NaN).
 

@@ -215,9 +215,9 @@ impl<'a> TileReader<'a> {
         for slot in slots.clone().step_by(LANES) {
             let [keys, values] = self.parts_in_place(segment, slot / LANES);
             // All keys of the tile are read before any values. Whole strips ahead are asked for in both halves of that
-            // time, so that memory is read in order and never idle.
+            // time, so that memory is read in order and never idle; in the last tile, its own values with its keys.
             let index = buffers.strips.len();
-            let ahead_of_keys = self.ahead(index).unwrap_or(keys);
+            let ahead_of_keys = self.ahead(index).unwrap_or(values);
             let ahead_of_values = self.ahead(num_strips + index).unwrap_or(values);
             let num_resident = (slots.end - slot).min(LANES);
             buffers.strips.push(Strip {
@@ -236,25 +236,28 @@ impl<'a> TileReader<'a> {
     }
 
     /// Part `index` of those to be asked for while a tile is attended to: keys, values of one strip after the other.
+    #[inline(always)]
     fn ahead(&mut self, index: usize) -> Option<*const u8> {
         let strip = STRIPS_AHEAD + index / 2;
         let (page, strip) = match self.strips_per_page {
             1 => (strip, 0),
             n => (strip / n, strip % n),
         };
-        let segment = self.list.segments[..self.end].get(self.next + page)?;
+        let index_of_page = self.next.wrapping_add(page);
+        let segment = self.list.segments.get(index_of_page).filter(|_| index_of_page < self.end)?;
         Some(self.parts_in_place(segment, strip)[index % 2])
     }
 
     /// Where the keys and the values of a strip of a page are. Whole strips lie one after the other in every format.
-    #[inline]
+    #[inline(always)]
     fn parts_in_place(&mut self, segment: &Segment<'a>, strip: usize) -> [*const u8; 2] {
         if self.places.formats != [segment.keys, segment.values] {
             self.places = StripPlaces::of(&self.params.layout(segment));
         }
         let StripPlaces { key_bytes, values_at, value_bytes, .. } = self.places;
         let frame = segment.frame.as_ptr();
-        [frame.wrapping_add(strip * key_bytes), frame.wrapping_add(values_at + strip * value_bytes)]
+        let values_at = values_at.wrapping_add(strip.wrapping_mul(value_bytes));
+        [frame.wrapping_add(strip.wrapping_mul(key_bytes)), frame.wrapping_add(values_at)]
     }
 
     /// Replaces what the kernels in pairs of bf16 cannot read by copies in pairs: f32, f16 that many rows will read, and
