@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use entrokv_kernels::arena::Arena;
-use entrokv_kernels::attention::{AttentionParams, AttentionSpan, PagedAttention, Segment, Tap};
+use entrokv_kernels::attention::{AttentionParams, AttentionSpan, PagedAttention, ScoreArithmetic, Segment, Tap};
 use entrokv_kernels::compute::Compute;
 use entrokv_kernels::isa::Isa;
 use entrokv_kernels::page::{PageFormat, PageLayout};
@@ -253,8 +253,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             [("smollm2-135m", 9, 3, 64), ("qwen2.5-0.5b", 14, 2, 64), ("qwen2.5-1.5b", 12, 2, 128)]
         {
             let scale = 1.0 / (head_dim as f32).sqrt();
-            let params =
-                AttentionParams { num_heads, num_kv_heads, head_dim, page_size: PAGE_SIZE, scale, window: None };
+            let params = AttentionParams {
+                num_heads,
+                num_kv_heads,
+                head_dim,
+                page_size: PAGE_SIZE,
+                scale,
+                window: None,
+                scores: ScoreArithmetic::Rounded,
+            };
             let row_len = num_heads * head_dim;
             let q: Vec<f32> = (0..CHUNK * row_len).map(|i| (i * 7919 % 1009) as f32 / 500.0 - 1.0).collect();
             let mut out = vec![0.0; q.len()];

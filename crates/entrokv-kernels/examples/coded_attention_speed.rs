@@ -13,7 +13,7 @@
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-use entrokv_kernels::attention::{AttentionParams, AttentionSpan, Segment, Tap, paged_attention};
+use entrokv_kernels::attention::{AttentionParams, AttentionSpan, ScoreArithmetic, Segment, Tap, paged_attention};
 use entrokv_kernels::codes::KeyConstants;
 use entrokv_kernels::compute::Compute;
 use entrokv_kernels::isa::Isa;
@@ -124,8 +124,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             [("smollm2-135m", 9, 3, 64), ("qwen2.5-0.5b", 14, 2, 64), ("qwen2.5-1.5b", 12, 2, 128)]
         {
             let scale = 1.0 / (head_dim as f32).sqrt();
-            let params =
-                AttentionParams { num_heads, num_kv_heads, head_dim, page_size: PAGE_SIZE, scale, window: None };
+            let params = AttentionParams {
+                num_heads,
+                num_kv_heads,
+                head_dim,
+                page_size: PAGE_SIZE,
+                scale,
+                window: None,
+                scores: ScoreArithmetic::Rounded,
+            };
             let row_len = num_heads * head_dim;
             let q: Vec<f32> = (0..TURN * row_len).map(|i| (i * 7919 % 1009) as f32 / 500.0 - 1.0).collect();
             let mut out = vec![0.0; q.len()];

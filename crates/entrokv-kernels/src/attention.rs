@@ -77,6 +77,19 @@ pub struct AttentionParams {
     pub scale: f32,
     /// Sliding window: a query at `p` sees keys at `position > p - window`. `None`: all up to `p`.
     pub window: Option<u32>,
+    /// How scores of plain keys are computed where attention is rounded to bf16.
+    pub scores: ScoreArithmetic,
+}
+
+/// How scores of plain keys are computed on an instruction set that rounds attention to bf16; elsewhere they are f32.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ScoreArithmetic {
+    /// From rounded queries and keys.
+    #[default]
+    Rounded,
+    /// In f32, at half the speed: for keys with elements so large that rounding them would move the scores. Values and
+    /// weights are rounded all the same.
+    F32,
 }
 
 /// Consecutive rows of the batch that belong to one sequence.

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use entrokv_cache::{KvCache, KvGroup, LayerKind, PageMove, PagePlace};
 use entrokv_kernels::activation::{add, gelu_tanh_mul, scale, silu_mul};
 use entrokv_kernels::activations::{Activations, Arithmetic};
-use entrokv_kernels::attention::{AttentionParams, AttentionSpan, PagedAttention, Tap};
+use entrokv_kernels::attention::{AttentionParams, AttentionSpan, PagedAttention, ScoreArithmetic, Tap};
 use entrokv_kernels::codes::KeyConstants;
 use entrokv_kernels::compute::Compute;
 use entrokv_kernels::matmul::{matmul, matmul_each};
@@ -235,6 +235,12 @@ impl Decoder {
             window: match config.layers[index] {
                 LayerKind::Global => None,
                 LayerKind::Window(window) => Some(window),
+            },
+            // Where keys have a bias it makes some of their elements large (up to 145 in qwen2.5-0.5b): rounding those to bf16
+            // would move page scores by a sixth.
+            scores: match layer.k.bias {
+                Some(_) => ScoreArithmetic::F32,
+                None => ScoreArithmetic::Rounded,
             },
         };
         let mut first_row = 0;

@@ -2,7 +2,7 @@
 //!
 //! Where the kernels round queries, keys and values to bf16, so does it; but not the weights, whose rounding is the error.
 
-use super::{AttentionParams, AttentionSpan, Tap};
+use super::{AttentionParams, AttentionSpan, ScoreArithmetic, Tap};
 
 /// As `paged_attention`, but slow; `round` is what the kernels do to their operands.
 pub(super) fn attention(
@@ -13,6 +13,10 @@ pub(super) fn attention(
     round: fn(f32) -> f32,
 ) {
     let (d, r) = (params.head_dim, params.group_size());
+    let round_score = match params.scores {
+        ScoreArithmetic::Rounded => round,
+        ScoreArithmetic::F32 => |x| x,
+    };
     for span in spans {
         let mut probabilities = vec![Vec::new(); params.num_kv_heads];
         for (g, segments) in span.segments.iter().enumerate() {
@@ -22,7 +26,8 @@ pub(super) fn attention(
                 for slot in 0..segment.len as usize {
                     let (mut k, mut v) = (vec![0.0; d], vec![0.0; d]);
                     params.layout(segment).read_token(segment.frame, slot, constants, &mut k, &mut v);
-                    k.iter_mut().chain(&mut v).for_each(|x| *x = round(*x));
+                    v.iter_mut().for_each(|x| *x = round(*x));
+                    k.iter_mut().for_each(|x| *x = round_score(*x));
                     tokens.push((segment.position + slot as u32, k, v));
                 }
             }
@@ -37,7 +42,7 @@ pub(super) fn attention(
                             if *p > position || *p < oldest {
                                 return f64::NEG_INFINITY;
                             }
-                            let query = q[at..at + d].iter().map(|x| round(x * params.scale));
+                            let query = q[at..at + d].iter().map(|x| round_score(x * params.scale));
                             query.zip(k).map(|(a, b)| f64::from(a) * f64::from(*b)).sum()
                         })
                         .collect();

@@ -182,7 +182,7 @@ macro_rules! with_element {
 /// # Safety
 /// - The strips' keys can be read: `16 * head_dim` elements, `head_dim` rounded up to an even number.
 pub(super) unsafe fn scores<S: Simd>(simd: S, queries: QueryRows<'_>, strips: &[Strip], out: &mut [f32]) {
-    if S::Pairs::EXIST {
+    if S::Pairs::EXIST && !queries.pairs.is_empty() {
         // SAFETY: the caller's promise.
         return unsafe { pairs::scores(simd, queries, strips, out) };
     }

@@ -2,18 +2,27 @@
 
 use std::ops::Range;
 
-use super::AttentionParams;
 use super::aligned::Aligned;
+use super::{AttentionParams, ScoreArithmetic};
 use crate::simd::{LANES, Pairs, Simd};
 
 /// The queries of one block, prepared once and used by every tile.
 #[derive(Default)]
 pub(super) struct Queries {
-    /// `[rows, head_dim]`, times the scale of the scores; only where attention is computed in f32, and beside codes.
+    /// `[rows, head_dim]`, times the scale of the scores; where scores are computed in f32, and beside codes.
     scaled: Aligned<f32>,
-    /// The same rounded to pairs of bf16, `[rows, padded_dim / 2]`; only where attention is computed in them.
+    /// The same rounded to pairs of bf16, `[rows, padded_dim / 2]`; where scores are computed in them.
     pairs: Aligned<u32>,
     head_dim: usize,
+    form: Form,
+}
+
+/// What plain keys are scored with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Form {
+    #[default]
+    Scaled,
+    Pairs,
 }
 
 /// Some rows of [`Queries`].
@@ -37,10 +46,12 @@ impl Queries {
         rows: impl ExactSizeIterator<Item = &'q [f32]>,
     ) {
         self.head_dim = params.head_dim;
-        let Some(pairs) = s.pairs() else {
+        let Some(pairs) = s.pairs().filter(|_| params.scores == ScoreArithmetic::Rounded) else {
+            self.form = Form::Scaled;
             self.load_scaled(params, rows);
             return;
         };
+        self.form = Form::Pairs;
         let stride = self.pair_stride();
         self.pairs.reserve(rows.len() * stride);
         let scale = s.splat(params.scale);
@@ -77,11 +88,10 @@ impl Queries {
     /// The queries of `rows`.
     pub(super) fn rows(&self, rows: Range<usize>) -> QueryRows<'_> {
         let part = |stride: usize| rows.start * stride..rows.end * stride;
-        QueryRows {
-            scaled: self.scaled.get(part(self.head_dim)).unwrap_or(&[]),
-            pairs: self.pairs.get(part(self.pair_stride())).unwrap_or(&[]),
-            head_dim: self.head_dim,
-            num_rows: rows.len(),
-        }
+        let (scaled, pairs) = match self.form {
+            Form::Scaled => (&self.scaled[part(self.head_dim)], &[][..]),
+            Form::Pairs => (&[][..], &self.pairs[part(self.pair_stride())]),
+        };
+        QueryRows { scaled, pairs, head_dim: self.head_dim, num_rows: rows.len() }
     }
 }

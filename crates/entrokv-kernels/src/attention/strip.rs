@@ -11,7 +11,7 @@ use half::bf16;
 use super::aligned::Aligned;
 use super::pack::{PackKeys, PackValues};
 use super::softmax::Sight;
-use super::{AttentionParams, Segment, TILE};
+use super::{AttentionParams, ScoreArithmetic, Segment, TILE};
 use crate::page::{PageFormat, PageLayout};
 use crate::simd::{Kernel, LANES, Pairs, Simd};
 
@@ -191,10 +191,19 @@ impl<'a> TileReader<'a> {
         if !lined_up {
             self.point_to_copies(buffers);
         }
+        let many_rows = lined_up && self.num_rows > MAX_DIRECT_ROWS;
+        if S::Pairs::EXIST && self.params.scores == ScoreArithmetic::Rounded {
+            self.pack_keys(simd, buffers);
+        } else if many_rows {
+            self.widen_keys(simd, buffers);
+        }
+        if self.parts == Parts::KeysOnly {
+            return &buffers.strips;
+        }
         if S::Pairs::EXIST {
-            self.pack(simd, buffers);
-        } else if lined_up && self.num_rows > MAX_DIRECT_ROWS {
-            self.widen(simd, buffers);
+            self.pack_values(simd, buffers);
+        } else if many_rows {
+            self.widen_values(simd, buffers);
         }
         &buffers.strips
     }
@@ -260,34 +269,41 @@ impl<'a> TileReader<'a> {
         [frame.wrapping_add(strip.wrapping_mul(key_bytes)), frame.wrapping_add(values_at)]
     }
 
-    /// Replaces what the kernels in pairs of bf16 cannot read by copies in pairs: f32, f16 that many rows will read, and
-    /// values of strips with lanes that are not resident.
-    fn pack<S: Simd>(&self, simd: S, buffers: &mut StripBuffers) {
-        let d = self.params.head_dim;
-        let StripBuffers { strips, key_pairs, value_pairs, .. } = buffers;
-        let readable = |format| match format {
+    /// Whether the kernels in pairs of bf16 can read a part where it is, and should.
+    fn readable_in_pairs(&self, format: PageFormat) -> bool {
+        match format {
             PageFormat::F32 => false,
             PageFormat::F16 => self.num_rows <= MAX_DIRECT_ROWS,
             PageFormat::Bf16 => true,
             // Codes are read where they are.
             PageFormat::Q8_0 | PageFormat::Tq4 | PageFormat::Tq3 | PageFormat::Tq2 => true,
-        };
+        }
+    }
+
+    /// Replaces f32 keys, and f16 ones that many rows will read, by copies in pairs of bf16.
+    fn pack_keys<S: Simd>(&self, simd: S, buffers: &mut StripBuffers) {
+        let d = self.params.head_dim;
+        let StripBuffers { strips, key_pairs, .. } = buffers;
         let len = d.div_ceil(2) * LANES;
         key_pairs.reserve(strips.len() * len);
         for (strip, to) in strips.iter_mut().zip(key_pairs.chunks_exact_mut(len)) {
-            if !readable(strip.key_format) {
+            if !self.readable_in_pairs(strip.key_format) {
                 simd.vectorize(PackKeys { strip, head_dim: d, to });
                 strip.keys = to.as_ptr().cast();
                 (strip.key_format, strip.ahead_of_keys) = (PageFormat::Bf16, strip.keys);
             }
         }
-        if self.parts == Parts::KeysOnly {
-            return;
-        }
+    }
+
+    /// The same with values, and with all those of strips with lanes that are not resident.
+    fn pack_values<S: Simd>(&self, simd: S, buffers: &mut StripBuffers) {
+        let StripBuffers { strips, value_pairs, .. } = buffers;
         let len = LANES / 2 * self.padded_dim();
         value_pairs.reserve(strips.len() * len);
         for (strip, to) in strips.iter_mut().zip(value_pairs.chunks_exact_mut(len)) {
-            if !readable(strip.value_format) || strip.resident != u16::MAX && !strip.value_format.is_coded() {
+            if !self.readable_in_pairs(strip.value_format)
+                || strip.resident != u16::MAX && !strip.value_format.is_coded()
+            {
                 simd.vectorize(PackValues { strip, to });
                 strip.values = to.as_ptr().cast();
                 (strip.value_format, strip.ahead_of_values) = (PageFormat::Bf16, strip.values);
@@ -295,10 +311,10 @@ impl<'a> TileReader<'a> {
         }
     }
 
-    /// Replaces keys and values of two bytes an element by f32 copies.
-    fn widen<S: Simd>(&self, simd: S, buffers: &mut StripBuffers) {
+    /// Replaces keys of two bytes an element by f32 copies.
+    fn widen_keys<S: Simd>(&self, simd: S, buffers: &mut StripBuffers) {
         let d = self.params.head_dim;
-        let StripBuffers { strips, keys, values, .. } = buffers;
+        let StripBuffers { strips, keys, .. } = buffers;
         keys.reserve(strips.len() * LANES * d);
         for (strip, copy) in strips.iter_mut().zip(keys.chunks_exact_mut(LANES * d)) {
             if strip.key_format.is_coded() {
@@ -307,9 +323,12 @@ impl<'a> TileReader<'a> {
             strip.keys = widen_part(simd, strip.keys, strip.key_format, (copy, LANES));
             (strip.key_format, strip.ahead_of_keys) = (PageFormat::F32, strip.keys);
         }
-        if self.parts == Parts::KeysOnly {
-            return;
-        }
+    }
+
+    /// Replaces values of two bytes an element by f32 copies.
+    fn widen_values<S: Simd>(&self, simd: S, buffers: &mut StripBuffers) {
+        let d = self.params.head_dim;
+        let StripBuffers { strips, values, .. } = buffers;
         values.reserve(strips.len() * LANES * d);
         for (strip, copy) in strips.iter_mut().zip(values.chunks_exact_mut(LANES * d)) {
             if strip.value_format.is_coded() {

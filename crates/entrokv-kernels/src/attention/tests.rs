@@ -123,7 +123,15 @@ impl Cache {
 
 fn params(num_heads: usize, num_kv_heads: usize, head_dim: usize, page_size: usize) -> AttentionParams {
     let scale = 1.0 / (head_dim as f32).sqrt();
-    AttentionParams { num_heads, num_kv_heads, head_dim, page_size, scale, window: None }
+    AttentionParams {
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        page_size,
+        scale,
+        window: None,
+        scores: ScoreArithmetic::Rounded,
+    }
 }
 
 fn layout(params: &AttentionParams, keys: PageFormat, values: PageFormat) -> PageLayout {
@@ -190,6 +198,9 @@ fn equals_the_f64_oracle_on_random_shapes() {
         if random.chance(3) {
             params.window = Some([1, 5, 16, 300, 100_000][random.below(5)]);
         }
+        if random.chance(3) {
+            params.scores = ScoreArithmetic::F32;
+        }
         let most = if random.chance(4) { 1500 } else { 400 };
         let num_tokens = 1 + random.below(most);
         let formats = [&PLAIN[..], &PLAIN[..1], &PLAIN[1..2], &PLAIN[2..]][random.below(4)];
@@ -244,6 +255,7 @@ fn shapes() -> Vec<AttentionParams> {
         params(6, 2, 20, 5),
     ];
     shapes.push(AttentionParams { window: Some(100), ..params(8, 2, 32, 32) });
+    shapes.push(AttentionParams { scores: ScoreArithmetic::F32, ..params(14, 2, 64, 16) });
     shapes
 }
 

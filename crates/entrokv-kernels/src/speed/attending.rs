@@ -2,7 +2,7 @@
 
 use super::numbers::noise;
 use super::{Bound, Case, KernelSpeed, median};
-use crate::attention::{AttentionParams, AttentionSpan, Segment, Tap, paged_attention};
+use crate::attention::{AttentionParams, AttentionSpan, ScoreArithmetic, Segment, Tap, paged_attention};
 use crate::compute::Compute;
 use crate::page::{PageFormat, PageLayout};
 
@@ -43,7 +43,15 @@ fn speed(
     let num_layers = if rows == 1 { DECODE_BYTES.div_ceil(layer_bytes) } else { 1 };
     let frames = frames(&layout, num_kv_heads).repeat(num_layers);
     let scale = (head_dim as f32).sqrt().recip();
-    let params = AttentionParams { num_heads, num_kv_heads, head_dim, page_size: PAGE_SIZE, scale, window: None };
+    let params = AttentionParams {
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        page_size: PAGE_SIZE,
+        scale,
+        window: None,
+        scores: ScoreArithmetic::Rounded,
+    };
     let q: Vec<f32> = (0..rows * num_heads * head_dim).map(noise).collect();
     let mut out = vec![0.0; q.len()];
     let time = median(|| {
