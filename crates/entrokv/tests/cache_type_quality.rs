@@ -20,7 +20,7 @@ const MODELS: [(&str, &str); 4] = [
 
 struct Case {
     kind: &'static str,
-    /// Most that the mean negative log likelihood may move, in nats.
+    /// Most that the mean negative log likelihood may rise, in nats; with exact activations, move.
     nll: f64,
     /// Most that the mean divergence from the 16-bit cache may be, in nats.
     kl: f64,
@@ -44,7 +44,8 @@ fn golden_tokens(golden: &str) -> Option<Vec<u32>> {
     Some(score["tokens"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect())
 }
 
-/// The likelihood of a text with the engine's defaults.
+/// The likelihood of a text with the engine's defaults: it must not fall by more than the bar. That of qwen2.5-0.5b *rises* by
+/// 0.01 to 0.03, in the reference of the format too, and by 8-bit activations every figure here is 0.005 uncertain.
 #[test]
 fn every_cache_type_predicts_as_well_as_16_bits() {
     let mut failures = Vec::new();
@@ -61,7 +62,7 @@ fn every_cache_type_predicts_as_well_as_16_bits() {
             let (bytes, of) = (coded.bytes_held, reference.bytes_held);
             let line = format!("{name} {kind}: mean NLL {:.5} ({moved:+.5}), {bytes} of {of} bytes", coded.mean_nll());
             println!("{line}");
-            if moved.abs() > nll {
+            if moved > nll {
                 failures.push(line);
             }
         }
