@@ -34,10 +34,10 @@ impl TokenScores<'_> {
         }
         // Mostly nothing near is missing: ascending positions that span `2 reach` are all there.
         let side = reach as usize;
-        if let (Some(start), Some(&last)) = (index.checked_sub(side), self.positions.get(index + side)) {
-            if u64::from(last - self.positions[start]) == 2 * reach {
-                return self.values[start..=index + side].iter().sum::<f64>() / width as f64;
-            }
+        if let (Some(start), Some(&last)) = (index.checked_sub(side), self.positions.get(index + side))
+            && u64::from(last - self.positions[start]) == 2 * reach
+        {
+            return self.values[start..=index + side].iter().sum::<f64>() / width as f64;
         }
         let position = u64::from(self.positions[index]);
         let near = |other: u32| position.abs_diff(u64::from(other)) <= reach;
