@@ -5,6 +5,7 @@
 //! - making codes of a page of f16, in ns an element (keys and values);
 //! - decoding: one token after 8,000, on as many layers as do not fit the caches: microseconds a layer, GB/s of the pages
 //!   read, and ns for each 64 key and 64 value elements of a KV head, which all its query heads share;
+//! - the same where four pages of five are evicted, in ns for as many elements that are left;
 //! - a second turn: 64 tokens after 8,000, in GFLOP/s as if the products were of f32 (4 * head_dim for each pair of query and key).
 //!
 //! All values of a KV head are the same, so that the answers can be checked: they must be what a page reads back as.
@@ -13,7 +14,7 @@
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-use entrokv_kernels::attention::{AttentionParams, AttentionSpan, ScoreArithmetic, Segment, Tap, paged_attention};
+use entrokv_kernels::attention::{AttentionParams, AttentionSpan, PagedAttention, ScoreArithmetic, Segment, Tap};
 use entrokv_kernels::codes::KeyConstants;
 use entrokv_kernels::compute::Compute;
 use entrokv_kernels::isa::Isa;
@@ -23,6 +24,7 @@ const PAGE_SIZE: usize = 16;
 const NUM_TOKENS: usize = 8000;
 const NUM_LAYERS: usize = 24;
 const TURN: usize = 64;
+const EVICTED_STRIDE: usize = 5;
 
 /// One layer's pages in one format, all of a KV head in a row.
 struct Cache {
@@ -37,7 +39,14 @@ struct Cache {
 struct Line([u8; 64]);
 
 impl Cache {
-    fn span<'a>(&'a self, constants: &'a KeyConstants, num_kv_heads: usize, num_rows: usize) -> AttentionSpan<'a> {
+    /// `num_rows` queries of every `stride`-th page.
+    fn span<'a>(
+        &'a self,
+        constants: &'a KeyConstants,
+        num_kv_heads: usize,
+        num_rows: usize,
+        stride: usize,
+    ) -> AttentionSpan<'a> {
         let head = |g: usize| {
             let len = self.frames.len() / num_kv_heads;
             let page = self.layout.bytes() / size_of::<Line>();
@@ -49,7 +58,7 @@ impl Cache {
                 position: (index * PAGE_SIZE) as u32,
                 len: PAGE_SIZE as u32,
             };
-            frames.enumerate().map(segment).collect()
+            frames.enumerate().step_by(stride).map(segment).collect()
         };
         AttentionSpan {
             first_row: 0,
@@ -158,29 +167,32 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 let frames = lines.repeat(NUM_TOKENS / PAGE_SIZE * num_kv_heads);
                 let num_bytes = size_of_val(&frames[..]);
                 let layers: Vec<Cache> = (0..NUM_LAYERS).map(|_| Cache { layout, frames: frames.clone() }).collect();
-                let mut attend = |num_rows: usize, layers: &[Cache]| {
+                let mut attention = PagedAttention::default();
+                let mut attend = |num_rows: usize, layers: &[Cache], stride: usize| {
                     for layer in layers {
-                        let mut spans = [layer.span(&constants, num_kv_heads, num_rows)];
+                        let mut spans = [layer.span(&constants, num_kv_heads, num_rows, stride)];
                         let elements = num_rows * row_len;
-                        paged_attention(&compute, &params, &mut spans, &q[..elements], &mut out[..elements]);
+                        attention.run(&compute, &params, &mut spans, &q[..elements], &mut out[..elements]);
                     }
                     for (i, x) in out[..num_rows * row_len].iter().enumerate() {
                         let want = v[i % head_dim];
                         assert!((x - want).abs() < 0.02, "{format:?}: element {i} is {x}, not {want}");
                     }
                 };
-                let decode = best(12, || attend(1, &layers)) / NUM_LAYERS as f64;
-                let cached = best(30, || attend(1, &layers[..1]));
-                let turn = best(3, || attend(TURN, &layers[..1]));
+                let decode = best(12, || attend(1, &layers, 1)) / NUM_LAYERS as f64;
+                let evicted = best(12, || attend(1, &layers, EVICTED_STRIDE)) / NUM_LAYERS as f64;
+                let cached = best(30, || attend(1, &layers[..1], 1));
+                let turn = best(3, || attend(TURN, &layers[..1], 1));
                 let pairs = (NUM_TOKENS * TURN - TURN * (TURN - 1) / 2) * num_heads;
                 let groups = (NUM_TOKENS * num_kv_heads * head_dim / 64) as f64;
                 println!(
-                    "{isa} {case}: encode {:.2} ns; decode {:.1} us, {:.1} GB/s, {:.2} ns for 64 and 64, {:.2} from caches; turn {:.0} GFLOP/s",
+                    "{isa} {case}: encode {:.2} ns; decode {:.1} us, {:.1} GB/s, {:.2} ns for 64 and 64, {:.2} from caches, {:.2} evicted; turn {:.0} GFLOP/s",
                     encode * 1e9 / (2 * PAGE_SIZE * head_dim) as f64,
                     decode * 1e6,
                     num_bytes as f64 / decode / 1e9,
                     decode * 1e9 / groups,
                     cached * 1e9 / groups,
+                    evicted * 1e9 / groups * EVICTED_STRIDE as f64,
                     4.0 * (head_dim * pairs) as f64 / turn / 1e9,
                 );
             }

@@ -151,11 +151,6 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// Whether some of `rows` is tapped.
-    fn taps_any(&self, rows: &Range<usize>) -> bool {
-        matches!(&self.span.tap, TapWork::Rows { from_row, .. } if self.query(rows.end.saturating_sub(1)) >= *from_row)
-    }
-
     /// Where the scores of `row` go in the tap, and the number of tokens there; `None` if the row is not tapped.
     fn tapped(&self, row: usize) -> Option<(&'a DisjointMut<'a, f32>, Range<usize>)> {
         let TapWork::Rows { from_row, out } = &self.span.tap else { return None };
@@ -406,13 +401,15 @@ fn attend_tile<S: Simd>(
     let CodedScratch { queries: coded_queries, weights: integer_weights, keys, values: unpacked } = coded;
     let operands = ScoreOperands::new(rows, strips, queries, coded_queries, keys);
     let head_dim = operands.head_dim;
-    let has_coded_values = strips.iter().any(|strip| strip.value_format.is_coded());
+    let num_coded_values = strips.iter().filter(|strip| strip.value_format.is_coded()).count();
+    let has_coded_values = num_coded_values > 0;
     let unpacked = (rows.num_rows > MAX_DIRECT_ROWS && has_coded_values)
         .then(|| unpack(rows.call.isa, Part::Values, head_dim, strips, unpacked));
-    let weighing = match (S::Pairs::EXIST, has_coded_values) {
-        (false, _) => Weighing::Exact,
-        (true, false) => Weighing::Rounded,
-        (true, true) => Weighing::ByStrip,
+    let weighing = match num_coded_values {
+        _ if !S::Pairs::EXIST => Weighing::Exact,
+        0 => Weighing::Rounded,
+        n if n == strips.len() => Weighing::Exact,
+        _ => Weighing::ByStrip,
     };
     for band in bands::<S>(rows.num_rows) {
         buffers.exact.reserve(band.len() * SCORE_STRIDE);
@@ -423,11 +420,20 @@ fn attend_tile<S: Simd>(
         score_band(s, (&blocks, band.start), strips, operands, &mut buffers.exact);
         for RegisterBlock { rows: block, seen, whole } in blocks {
             let first = block.start.saturating_sub(band.start);
-            if whole && weighing != Weighing::ByStrip && !rows.taps_any(&block) {
+            if whole && weighing != Weighing::ByStrip {
+                let row_len = strips.len() * LANES;
+                for row in block.clone() {
+                    if let Some((tap, place)) = rows.tapped(row) {
+                        let scores = &buffers.exact[(row - band.start) * SCORE_STRIDE..][..row_len];
+                        copy_to_tap(scores, strips, tap, place.start);
+                    }
+                }
                 let (largest, total) = (&mut into.largest[block.clone()], &mut into.total[block.clone()]);
                 let scores = &mut buffers.exact[first * SCORE_STRIDE..];
-                let weights = buffers.rounded.get_mut(first * PAIR_STRIDE..).unwrap_or(&mut []);
-                let row_len = strips.len() * LANES;
+                let weights = match weighing {
+                    Weighing::Rounded => &mut buffers.rounded[first * PAIR_STRIDE..],
+                    Weighing::Exact | Weighing::ByStrip => &mut [],
+                };
                 s.vectorize(WeighWhole { scores, weights, stride: SCORE_STRIDE, row_len, largest, total });
             } else {
                 for row in block.clone() {

@@ -279,33 +279,43 @@ impl Kernel for Merge<'_, '_, '_> {
     fn run<S: Simd>(self, s: S) {
         let num_rows = self.into.total.len();
         let padded_dim = self.into.sums.len() / num_rows;
-        for row in 0..num_rows {
-            let place = row * padded_dim..(row + 1) * padded_dim;
-            let plain = Some((&mut self.into.sums[place.clone()], &self.tile.sums[place.clone()]));
-            let rotated = self.into.rotated.get_mut(place.clone()).zip(self.tile.rotated.get(place));
-            let sums = plain.into_iter().chain(rotated);
-            let (m, l) = (&mut self.into.largest[row], &mut self.into.total[row]);
-            let (tile_m, tile_l) = (self.tile.largest[row], self.tile.total[row]);
-            if tile_l == 0.0 {
-                continue;
+        for first in (0..num_rows).step_by(LANES) {
+            let rows = first..num_rows.min(first + LANES);
+            // All exponentials at a time; those of rows that need none are anything.
+            let mut factors = [[0.0; LANES]; 2];
+            for (i, row) in rows.clone().enumerate() {
+                let (m, tile_m) = (self.into.largest[row], self.tile.largest[row]);
+                let largest = if m > tile_m { m } else { tile_m };
+                (factors[0][i], factors[1][i]) = (m - largest, tile_m - largest);
             }
-            if *l == 0.0 {
-                (*m, *l) = (tile_m, tile_l);
-                sums.for_each(|(into, tile)| into.copy_from_slice(tile));
-                continue;
+            for factors in &mut factors {
+                let e = exp_nonpositive(s, s.load(factors));
+                s.store(factors, e);
             }
-            let largest = if *m > tile_m { *m } else { tile_m };
-            let exponents = s.load_partial(&[*m - largest, tile_m - largest]);
-            let mut factors = [0.0; 2];
-            s.store_partial(&mut factors, exp_nonpositive(s, exponents));
-            let [own, other] = factors;
-            *m = largest;
-            *l = *l * own + tile_l * other;
-            let (own, other) = (s.splat(own), s.splat(other));
-            for (into, tile) in sums {
-                for (into, tile) in into.as_chunks_mut::<LANES>().0.iter_mut().zip(tile.as_chunks::<LANES>().0) {
-                    let v = s.add(s.mul(s.load(into), own), s.mul(s.load(tile), other));
-                    s.store(into, v);
+            for (i, row) in rows.enumerate() {
+                let place = row * padded_dim..(row + 1) * padded_dim;
+                let plain = Some((&mut self.into.sums[place.clone()], &self.tile.sums[place.clone()]));
+                let rotated = self.into.rotated.get_mut(place.clone()).zip(self.tile.rotated.get(place));
+                let sums = plain.into_iter().chain(rotated);
+                let (m, l) = (&mut self.into.largest[row], &mut self.into.total[row]);
+                let (tile_m, tile_l) = (self.tile.largest[row], self.tile.total[row]);
+                if tile_l == 0.0 {
+                    continue;
+                }
+                if *l == 0.0 {
+                    (*m, *l) = (tile_m, tile_l);
+                    sums.for_each(|(into, tile)| into.copy_from_slice(tile));
+                    continue;
+                }
+                let (own, other) = (factors[0][i], factors[1][i]);
+                *m = if *m > tile_m { *m } else { tile_m };
+                *l = *l * own + tile_l * other;
+                let (own, other) = (s.splat(own), s.splat(other));
+                for (into, tile) in sums {
+                    for (into, tile) in into.as_chunks_mut::<LANES>().0.iter_mut().zip(tile.as_chunks::<LANES>().0) {
+                        let v = s.add(s.mul(s.load(into), own), s.mul(s.load(tile), other));
+                        s.store(into, v);
+                    }
                 }
             }
         }

@@ -22,6 +22,9 @@ const MAX_DIRECT_ROWS: usize = 12;
 /// How many strips ahead of those in use memory is asked for: 64 KiB of f16 pages of 64 elements.
 const STRIPS_AHEAD: usize = 16;
 
+/// Strips of a whole tile.
+const MAX_STRIPS: usize = TILE as usize / LANES;
+
 /// The resident tokens of 16 absolute positions.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Strip {
@@ -133,6 +136,14 @@ impl StripPlaces {
             value_bytes: layout.values.bytes(LANES, layout.head_dim),
         }
     }
+
+    /// Where the keys and the values of a strip of a page are. Whole strips lie one after the other in every format.
+    #[inline(always)]
+    fn parts(&self, segment: &Segment<'_>, strip: usize) -> [*const u8; 2] {
+        let frame = segment.frame.as_ptr();
+        let values_at = self.values_at.wrapping_add(strip.wrapping_mul(self.value_bytes));
+        [frame.wrapping_add(strip.wrapping_mul(self.key_bytes)), frame.wrapping_add(values_at)]
+    }
 }
 
 impl<'a> TileReader<'a> {
@@ -166,27 +177,29 @@ impl<'a> TileReader<'a> {
         while self.list.segments.get(self.next).is_some_and(|segment| segment.end() <= start) {
             self.next += 1;
         }
-        let segments = &self.list.segments[self.next..];
-        let num_inside = segments.iter().take_while(|segment| u64::from(segment.position) < end).count();
+        let segments = &self.list.segments[self.next..self.end.max(self.next)];
+        let mut lined_up = self.params.head_dim.is_multiple_of(LANES) && self.params.page_size.is_multiple_of(LANES);
+        let mut num_inside = 0;
+        for segment in segments.iter().take_while(|segment| u64::from(segment.position) < end) {
+            lined_up &= segment.position.is_multiple_of(LANES as u32);
+            num_inside += 1;
+        }
         let segments = &segments[..num_inside];
         let first_tokens = self.list.first_tokens.get(self.next..).unwrap_or(&[]);
         buffers.strips.clear();
-        let lined_up = self.params.head_dim.is_multiple_of(LANES)
-            && self.params.page_size.is_multiple_of(LANES)
-            && segments.iter().all(|segment| segment.position.is_multiple_of(LANES as u32));
-        let slots_in_sight = |segment: &Segment<'_>| {
-            start.saturating_sub(u64::from(segment.position)) as usize
-                ..(segment.end().min(end) - u64::from(segment.position)) as usize
-        };
-        let num_strips = segments.iter().map(|segment| slots_in_sight(segment).len().div_ceil(LANES)).sum();
+        buffers.strips.reserve(MAX_STRIPS);
         for (i, segment) in segments.iter().enumerate() {
             let first_token = first_tokens.get(i).copied().unwrap_or(0);
-            let slots = slots_in_sight(segment);
+            let position = u64::from(segment.position);
+            let slots = start.saturating_sub(position) as usize..(segment.end().min(end) - position) as usize;
             if lined_up {
-                self.push_in_place(segment, slots, (first_token, num_strips), buffers);
+                self.push_in_place(segment, slots, first_token, &mut buffers.strips);
             } else {
                 self.gather(simd, segment, slots, first_token, buffers);
             }
+        }
+        if lined_up {
+            self.look_ahead(&mut buffers.strips);
         }
         if !lined_up {
             self.point_to_copies(buffers);
@@ -213,30 +226,28 @@ impl<'a> TileReader<'a> {
         self.params.head_dim.next_multiple_of(LANES)
     }
 
-    /// Adds the strips of a page that lines up with them, to a tile of `num_strips`.
+    /// Adds the strips of a page that lines up with them.
+    #[inline(always)]
     fn push_in_place(
         &mut self,
         segment: &Segment<'a>,
         slots: Range<usize>,
-        (first_token, num_strips): (usize, usize),
-        buffers: &mut StripBuffers,
+        first_token: usize,
+        strips: &mut Vec<Strip>,
     ) {
+        self.look_at(segment);
         for slot in slots.clone().step_by(LANES) {
-            let [keys, values] = self.parts_in_place(segment, slot / LANES);
-            // All keys of the tile are read before any values. Whole strips ahead are asked for in both halves of that
-            // time, so that memory is read in order and never idle; in the last tile, its own values with its keys.
-            let index = buffers.strips.len();
-            let ahead_of_keys = self.ahead(index).unwrap_or(values);
-            let ahead_of_values = self.ahead(num_strips + index).unwrap_or(values);
+            let [keys, values] = self.places.parts(segment, slot / LANES);
             let num_resident = (slots.end - slot).min(LANES);
-            buffers.strips.push(Strip {
+            strips.push(Strip {
                 key_format: segment.keys,
                 value_format: segment.values,
                 keys,
                 values,
                 value_stride: self.params.head_dim,
-                ahead_of_keys,
-                ahead_of_values,
+                // What the last strips of a list ask for; `look_ahead` knows better for others.
+                ahead_of_keys: values,
+                ahead_of_values: values,
                 first: u64::from(segment.position) + slot as u64,
                 resident: u16::MAX >> (LANES - num_resident),
                 first_token: first_token + slot,
@@ -244,29 +255,43 @@ impl<'a> TileReader<'a> {
         }
     }
 
-    /// Part `index` of those to be asked for while a tile is attended to: keys, values of one strip after the other.
+    /// Lets the strips of a tile, in place, ask for as many that come [`STRIPS_AHEAD`] later: keys, values of one after the
+    /// other. All keys of the tile are read before any values. Whole strips are asked for in both halves of that time, so
+    /// that memory is read in order and never idle; in the last tile, its own values with its keys.
     #[inline(always)]
-    fn ahead(&mut self, index: usize) -> Option<*const u8> {
-        let strip = STRIPS_AHEAD + index / 2;
-        let (page, strip) = match self.strips_per_page {
-            1 => (strip, 0),
-            n => (strip / n, strip % n),
+    fn look_ahead(&mut self, strips: &mut [Strip]) {
+        let (Some(first), Some(segment)) = (strips.first(), self.list.segments.get(self.next)) else { return };
+        let index = first.first.saturating_sub(u64::from(segment.position)) as usize / LANES + STRIPS_AHEAD;
+        let (page, mut start) = match self.strips_per_page {
+            1 => (index, 0),
+            n => (index / n, index % n),
         };
-        let index_of_page = self.next.wrapping_add(page);
-        let segment = self.list.segments.get(index_of_page).filter(|_| index_of_page < self.end)?;
-        Some(self.parts_in_place(segment, strip)[index % 2])
+        let pages = self.list.segments[..self.end].get(self.next + page..).unwrap_or(&[]);
+        let mut ahead = [[first.keys; 2]; MAX_STRIPS];
+        let mut found = 0;
+        'pages: for segment in pages {
+            self.look_at(segment);
+            for strip in start..self.strips_per_page {
+                if found == strips.len() {
+                    break 'pages;
+                }
+                ahead[found] = self.places.parts(segment, strip);
+                found += 1;
+            }
+            start = 0;
+        }
+        let ahead = &ahead.as_flattened()[..2 * found];
+        let (of_keys, of_values) = ahead.split_at(strips.len().min(ahead.len()));
+        strips.iter_mut().zip(of_keys).for_each(|(strip, ahead)| strip.ahead_of_keys = *ahead);
+        strips.iter_mut().zip(of_values).for_each(|(strip, ahead)| strip.ahead_of_values = *ahead);
     }
 
-    /// Where the keys and the values of a strip of a page are. Whole strips lie one after the other in every format.
+    /// Makes `places` those of a page's formats.
     #[inline(always)]
-    fn parts_in_place(&mut self, segment: &Segment<'a>, strip: usize) -> [*const u8; 2] {
+    fn look_at(&mut self, segment: &Segment<'_>) {
         if self.places.formats != [segment.keys, segment.values] {
             self.places = StripPlaces::of(&self.params.layout(segment));
         }
-        let StripPlaces { key_bytes, values_at, value_bytes, .. } = self.places;
-        let frame = segment.frame.as_ptr();
-        let values_at = values_at.wrapping_add(strip.wrapping_mul(value_bytes));
-        [frame.wrapping_add(strip.wrapping_mul(key_bytes)), frame.wrapping_add(values_at)]
     }
 
     /// Whether the kernels in pairs of bf16 can read a part where it is, and should.

@@ -26,24 +26,12 @@ const ROW_OPERANDS: usize = SCORE_STRIDE / LANES;
 /// A thread's memory for weights as integers and for sums of them.
 #[derive(Default)]
 pub(in crate::attention) struct Weights {
-    /// The weights of each row's strips as f32: `[rows, 16]`.
-    exact: Vec<[f32; LANES]>,
-    /// `[rows]`.
-    extremes: Vec<Extremes>,
     /// `[rows, 16]`: operands of each row's strips.
     operands: Vec<Operands>,
     /// What an integer stands for: `[rows]`.
     factors: Vec<f32>,
     /// `[rows, head_dim / 16]`.
     sums: Vec<[i32; LANES]>,
-}
-
-/// What is known of a row's weights, in each lane.
-#[derive(Clone, Copy, Default)]
-struct Extremes {
-    largest: [f32; LANES],
-    /// 0, or NaN if a weight is not finite, which `max` may lose.
-    poison: [f32; LANES],
 }
 
 /// Adds the coded values of a tile, weighted, to the sums `[rows, head_dim]` of a few rows.
@@ -68,7 +56,6 @@ impl IntegerKernel for AddValues<'_> {
         let AddValues { exponentials, num_rows, head_dim, strips, unpacked, weights, sums, rotated } = self;
         assert!(exponentials.len() >= (num_rows - 1) * SCORE_STRIDE + strips.len() * LANES);
         assert!(unpacked.is_none_or(|bytes| bytes.len() >= strips.len() * head_dim * LANES));
-        weights.exact.resize(num_rows * ROW_OPERANDS, [0.0; LANES]);
         weights.operands.resize(num_rows * ROW_OPERANDS, Operands::default());
         weights.factors.resize(num_rows, 0.0);
         weights.sums.resize(num_rows * head_dim / LANES, [0; LANES]);
@@ -190,10 +177,10 @@ impl IntegerKernel for Quantise<'_, '_> {
         let Quantise { tile, kind, weights } = self;
         let s = i.floats();
         let zero = s.splat(0.0);
-        let num_rows = tile.num_rows;
-        weights.extremes.clear();
-        weights.extremes.resize(num_rows, Extremes::default());
-        for (n, strip) in tile.strips.iter().enumerate() {
+        // Those of strips of other kinds are 0, and so are their weights.
+        let mut scales = [[0.0; LANES]; ROW_OPERANDS];
+        let scales = &mut scales[..tile.strips.len()];
+        for (scale, strip) in scales.iter_mut().zip(tile.strips) {
             let Some(code) = kind.code_of(strip) else { continue };
             let (index, unit) = match (kind, code) {
                 (Kind::Block(block), _) => (block, 1.0),
@@ -203,29 +190,31 @@ impl IntegerKernel for Quantise<'_, '_> {
             let at = scales_at(code, tile.head_dim) + index * LANES * size_of::<u16>();
             s.prefetch(strip.ahead_of_values.wrapping_add(at));
             // SAFETY: a strip's scales follow its codes.
-            let scale = s.mul(unsafe { s.load_f16_ptr(strip.values.add(at).cast()) }, s.splat(unit));
-            let rows = tile.exponentials.chunks(SCORE_STRIDE).zip(weights.exact.chunks_exact_mut(ROW_OPERANDS));
-            for ((exponentials, exact), extremes) in rows.zip(&mut weights.extremes) {
-                let e = s.load(&exponentials.as_chunks().0[n]);
-                // The scale of what is not seen may be anything.
-                let weight = s.select_lt(zero, e, s.mul(e, scale), zero);
-                let largest = s.max(s.load(&extremes.largest), weight);
-                s.store(&mut extremes.largest, largest);
-                let poison = s.fused_mul_add(weight, zero, s.load(&extremes.poison));
-                s.store(&mut extremes.poison, poison);
-                s.store(&mut exact[n], weight);
-            }
+            s.store(scale, s.mul(unsafe { s.load_f16_ptr(strip.values.add(at).cast()) }, s.splat(unit)));
         }
-        let rows = weights.exact.chunks_exact(ROW_OPERANDS).zip(weights.operands.chunks_exact_mut(ROW_OPERANDS));
-        for ((exact, operands), (extremes, factor)) in rows.zip(weights.extremes.iter().zip(&mut weights.factors)) {
-            let largest = s.largest(s.load(&extremes.largest));
+        let mut row_weights = [[0.0; LANES]; ROW_OPERANDS];
+        let row_weights = &mut row_weights[..scales.len()];
+        let rows = tile.exponentials.chunks(SCORE_STRIDE).zip(weights.operands.chunks_exact_mut(ROW_OPERANDS));
+        for ((exponentials, operands), factor) in rows.zip(&mut weights.factors).take(tile.num_rows) {
+            let mut largest = zero;
+            // 0, or NaN if a weight is not finite, which `max` may lose.
+            let mut poison = zero;
+            let exponentials = exponentials.as_chunks::<LANES>().0;
+            for (weight, (e, scale)) in row_weights.iter_mut().zip(exponentials.iter().zip(&*scales)) {
+                let e = s.load(e);
+                // The scale of what is not seen may be anything.
+                let w = s.select_lt(zero, e, s.mul(e, s.load(scale)), zero);
+                largest = s.max(largest, w);
+                poison = s.fused_mul_add(w, zero, poison);
+                s.store(weight, w);
+            }
+            let largest = s.largest(largest);
             // So small weights that they cannot be scaled are nothing.
             let inverse = LARGEST / largest;
             let inverse = s.splat(if inverse.is_finite() { inverse } else { 0.0 });
-            *factor = largest / LARGEST + s.sum(s.load(&extremes.poison));
-            // Weights of strips of other kinds are left from another call, and not used.
-            for (exact, operands) in exact.iter().zip(operands).take(tile.strips.len()) {
-                *operands = i.unsigned_operands(&i.round(s.mul(s.load(exact), inverse)));
+            *factor = largest / LARGEST + s.sum(poison);
+            for (weight, operands) in row_weights.iter().zip(operands) {
+                *operands = i.unsigned_operands(&i.round(s.mul(s.load(weight), inverse)));
             }
         }
     }
