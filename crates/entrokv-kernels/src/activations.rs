@@ -128,10 +128,11 @@ impl Activations {
         if has_codes && is_few && self.panels.len() < num_panels {
             self.panels.resize_with(num_panels, Panel::default);
         }
-        if has_codes && !is_few {
+        // Buffers only grow: inputs of few and of many columns alternate, and growing writes zeros.
+        if has_codes && !is_few && self.panel_steps.len() < num_panels * num_steps {
             self.panel_steps.resize(num_panels * num_steps, PanelStep::ZERO);
         }
-        if self.keeps_floats {
+        if self.keeps_floats && self.floats.len() < len {
             self.floats.resize(len, 0.0);
         }
         let Self { keeps_floats, floats, panels, panel_steps, computed, .. } = self;
@@ -183,7 +184,10 @@ impl Activations {
     pub(crate) fn rounded(&self) -> Option<Rounding<'_>> {
         self.has_codes().then(|| match self.num_tokens {
             ..=MAX_FEW_TOKENS => Rounding::Few(&self.panels[..self.num_tokens.div_ceil(PANEL_TOKENS)]),
-            _ => Rounding::Many(&self.panel_steps),
+            _ => {
+                let num_panels = self.num_tokens.div_ceil(PANEL_TOKENS);
+                Rounding::Many(&self.panel_steps[..num_panels * (self.cols / STEP_COLS)])
+            }
         })
     }
 
@@ -194,6 +198,6 @@ impl Activations {
 
     /// The unrounded activations [tokens, cols], if kept.
     pub(crate) fn floats(&self) -> Option<&[f32]> {
-        self.keeps_floats.then_some(&self.floats)
+        self.keeps_floats.then(|| &self.floats[..self.num_tokens * self.cols])
     }
 }

@@ -153,6 +153,7 @@ impl ProductPart<'_> {
         let mut scratch = [const { Scratch::zeroed() }; PAIR];
         let mut sums = [[[[0.0; TILE_ROWS]; PANEL_TOKENS]; PAIR]; SPAN_PANELS];
         for (span, x) in x.chunks(SPAN_PANELS * num_steps).enumerate() {
+            let first_token = span * SPAN_PANELS * PANEL_TOKENS;
             for first_tile in self.tiles.clone().step_by(PAIR) {
                 let tiles = first_tile..self.tiles.end.min(first_tile + PAIR);
                 let scratch = &mut scratch[..tiles.len()];
@@ -161,21 +162,27 @@ impl ProductPart<'_> {
                     for (tile, scratch) in tiles.clone().zip(&mut *scratch) {
                         unpacking.unpack(self.product.w.tile(tile), steps.clone(), scratch);
                     }
+                    let is_last = steps.end == num_steps;
                     let mut panels = x.chunks_exact(num_steps).map(|panel| &panel[steps.clone()]).peekable();
-                    for sums in &mut sums {
+                    for (index, sums) in sums.iter_mut().enumerate() {
                         let Some(panel) = panels.next() else { break };
+                        let first_token = first_token + index * PANEL_TOKENS;
+                        if is_last {
+                            // The outputs of a panel's tokens lie a row apart from each other, which no hardware foresees.
+                            for token in first_token..first_token + PANEL_TOKENS {
+                                tiles.clone().for_each(|tile| self.product.output.prefetch(token, tile));
+                            }
+                        }
                         if first_step == 0 {
                             *sums = [[[0.0; TILE_ROWS]; PANEL_TOKENS]; PAIR];
                         }
                         unpacking.tokens(scratch, panel, panels.peek().unwrap_or(&panel), sums);
-                    }
-                }
-                let first_token = span * SPAN_PANELS * PANEL_TOKENS;
-                for (index, sums) in sums[..x.len() / num_steps].iter().enumerate() {
-                    let first_token = first_token + index * PANEL_TOKENS;
-                    let num_tokens = PANEL_TOKENS.min(num_tokens - first_token);
-                    for (tile, sums) in tiles.clone().zip(sums) {
-                        self.write(first_token, tile, &sums[..num_tokens]);
+                        if is_last {
+                            let num_tokens = PANEL_TOKENS.min(num_tokens - first_token);
+                            for (tile, sums) in tiles.clone().zip(sums) {
+                                self.write(first_token, tile, &sums[..num_tokens]);
+                            }
+                        }
                     }
                 }
             }

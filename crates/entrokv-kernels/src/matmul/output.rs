@@ -39,6 +39,20 @@ impl<'a> Output<'a> {
         }
     }
 
+    /// Asks for what [`Self::write`] will write to, so that it need not wait for it.
+    #[inline]
+    pub(super) fn prefetch(&self, token: usize, tile: usize) {
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            let place = self.start.wrapping_add(token * self.rows + tile * TILE_ROWS);
+            // SAFETY: a hint, which never faults.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(place.cast()) };
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = (token, tile);
+    }
+
     /// Reads the rows of `tile` that exist into the first values of `sums`.
     ///
     /// # Safety

@@ -17,7 +17,13 @@ pub(super) fn round(x: &[f32], steps: &mut [PanelStep]) {
         *row = x.as_chunks().0;
     }
     for (index, step) in steps.iter_mut().enumerate() {
-        let x = rows.map(|row| row.get(index).unwrap_or(&[0.0; STEP_COLS]));
+        // No `map`: a closure would be a function of its own without the instruction set.
+        let mut x = [&[0.0; STEP_COLS]; PANEL_TOKENS];
+        for token in 0..PANEL_TOKENS {
+            if let Some(columns) = rows[token].get(index) {
+                x[token] = columns;
+            }
+        }
         if !round_step(x, step) {
             for (token, x) in x.into_iter().enumerate() {
                 step.put(token, Rounded::of_avx2(x));
@@ -57,7 +63,9 @@ fn round_step(x: [&[f32; STEP_COLS]; PANEL_TOKENS], step: &mut PanelStep) -> boo
     let fraction = _mm_cvtsi128_si64(_mm256_cvtepi32_epi8(fraction)).to_le_bytes();
     step.scales = f32_lanes(scale);
     step.exponents = f32_lanes(_mm256_sub_ps(exponent, _mm256_set1_ps(127.0)));
-    step.fractions = fraction.map(|eighths| Fraction::ALL[usize::from(eighths & 7)]);
+    for token in 0..PANEL_TOKENS {
+        step.fractions[token] = Fraction::ALL[usize::from(fraction[token] & 7)];
+    }
 
     let inverses = f32_lanes(inverse);
     // Of a 4 x 4 matrix of words in order of rows, its words in order of columns.
