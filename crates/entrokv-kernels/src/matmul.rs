@@ -79,7 +79,9 @@ fn multiply(compute: &Compute, products: &[Product<'_>], x: &Activations) {
         return;
     }
     let num_tiles: usize = products.iter().map(|product| product.w.num_tiles()).sum();
-    let task_tiles = num_tiles.div_ceil(compute.threads.num_threads() * TASKS_PER_THREAD).clamp(1, MAX_TASK_TILES);
+    let task_tiles = num_tiles.div_ceil(compute.threads.num_threads() * TASKS_PER_THREAD);
+    // Whole pairs: a tile alone shares its activations with no other.
+    let task_tiles = task_tiles.next_multiple_of(PAIR).min(MAX_TASK_TILES);
     let num_tasks = |product: &Product<'_>| product.w.num_tiles().div_ceil(task_tiles);
     compute.threads.for_each(products.iter().map(num_tasks).sum(), |mut task| {
         let mut products = products.iter();

@@ -1,26 +1,28 @@
 //! The int8 kernels on AVX2: 16 rows are the lanes of two registers, taken one after the other.
 //!
 //! Differences from [`super::scalar`], none of which changes a bit:
-//! 1. A lane's four products of a group are `vpmaddubsw`, unsigned times signed bytes to sums of two in 16 bits, then
-//!    `vpmaddwd` with ones. Sums of two saturate at 32,767: with activations within 127, codes below 16 may be added up
-//!    over 8 groups before they are widened, below 32 over 4, below 64 over 2 ([`narrow_groups`]).
-//! 2. 8-bit codes are made signed again: `|code| * (x with the sign of code)` is at most 2 * 128 * 127 = 32,512. They
-//!    need no correction for their offset then.
-//! 3. Packed groups are unpacked in registers on their way from memory.
+//! 1. A lane's four products of a group are one instruction or two, integers being exact in any order: `maddubs_dots` and,
+//!    where the CPU has AVX-VNNI, `vnni_dots`.
+//! 2. Packed groups are unpacked in registers on their way from memory.
 //!
 //! The functions are safe: they may be *called* only where the CPU has the features, which is the caller's proof.
 
 #![expect(clippy::needless_range_loop, reason = "counted loops over arrays of registers are unrolled for certain")]
 
+mod maddubs_dots;
+mod products;
+mod vnni_dots;
+
 use std::arch::x86_64::*;
 use std::ops::Range;
 
+pub(super) use products::{maddubs, vnni};
+
+use super::Sums;
 use super::layout::{Layout, ScaleLayout, Scratch, UNIT_SCALE_BYTES, blocks_of};
-use super::{PanelSums, Sums};
-use crate::activations::{PANEL_TOKENS, Panel, PanelStep};
 use crate::dequantize::{BlockFormat, Scales};
 use crate::matrix::TILE_ROWS;
-use crate::matrix::packing::{AFTER_NIBBLES, AFTER_PAIRS, GROUP_BYTES, Packing, STEP_GROUPS};
+use crate::matrix::packing::{AFTER_NIBBLES, AFTER_PAIRS, GROUP_BYTES, Packing};
 
 /// Rows of one register.
 const LANES: usize = 8;
@@ -30,173 +32,6 @@ const HALF_GROUP: usize = GROUP_BYTES / 2;
 
 /// Tokens whose sums stay in registers.
 const MAX_TOKENS: usize = 4;
-
-/// Groups whose sums of two products fit 16 bits together (point 1 above).
-const fn narrow_groups<L: Layout>() -> usize {
-    let fit = match L::Format::CODE_BITS {
-        8 => 1,
-        bits => 32_767 / (2 * 127 * ((1 << bits) - 1)),
-    };
-    if fit < L::UNIT_GROUPS { fit } else { L::UNIT_GROUPS }
-}
-
-/// Adds the products of `tile` with every token in `panel` to the token's sums.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn tokens<L: Layout>(tile: &[u8], panel: &Panel, sums: &mut [Sums; PANEL_TOKENS]) {
-    for first in (0..panel.num_tokens).step_by(MAX_TOKENS) {
-        match panel.num_tokens - first {
-            1 => num_tokens::<L, 1, 2>(tile, panel, first, sums),
-            2 => num_tokens::<L, 2, 1>(tile, panel, first, sums),
-            3 => num_tokens::<L, 3, 1>(tile, panel, first, sums),
-            _ => num_tokens::<L, MAX_TOKENS, 1>(tile, panel, first, sums),
-        }
-    }
-}
-
-/// [`tokens`] for `T` tokens from `first` on, `S` sides of the tile at a time: their sums and integer sums are registers.
-#[target_feature(enable = "avx2,fma,f16c")]
-fn num_tokens<L: Layout, const T: usize, const S: usize>(
-    tile: &[u8],
-    panel: &Panel,
-    first: usize,
-    sums: &mut [Sums; PANEL_TOKENS],
-) {
-    for first_side in (0..2).step_by(S) {
-        let mut token_sums = [[_mm256_setzero_ps(); T]; S];
-        for (side, token_sums) in token_sums.iter_mut().enumerate() {
-            for (to, from) in token_sums.iter_mut().zip(&sums[first..]) {
-                *to = load_f32(side_of(from, first_side + side));
-            }
-        }
-        for (index, block) in tile.chunks_exact(L::BLOCK_BYTES).enumerate() {
-            let (scales, codes) = block.split_at(L::BLOCK_SCALE_BYTES);
-            let mut block_scales = [BlockScales::load::<L>(scales, first_side); S];
-            if S == 2 {
-                block_scales[S - 1] = BlockScales::load::<L>(scales, 1);
-            }
-            for step in 0..L::BLOCK_STEPS {
-                let codes = &codes[step * L::STEP_BYTES..][..L::STEP_BYTES];
-                let at = (index * L::BLOCK_STEPS + step) * panel.num_tokens + first;
-                let (words, x_scales): (_, &[_; T]) = (part(&panel.words, at), part(&panel.scales, at));
-                for half in 0..L::STEP_UNITS {
-                    let x_sums = std::array::from_fn(|token| match L::STEP_UNITS {
-                        1 => panel.negated_sums[at + token],
-                        _ => panel.negated_half_sums[2 * (at + token) + half],
-                    });
-                    let dots = unit_dots::<L, T, S>(codes, half, first_side, words, x_sums);
-                    for (side, token_sums) in token_sums.iter_mut().enumerate() {
-                        let unit = step * L::STEP_UNITS + half;
-                        let (scale, min) = block_scales[side].unit::<L>(scales, unit, first_side + side);
-                        for (token, sum) in token_sums.iter_mut().enumerate() {
-                            let x_min = match L::STEP_UNITS {
-                                1 => panel.scaled_sums[at + token],
-                                _ => panel.scaled_half_sums[2 * (at + token) + half],
-                            };
-                            *sum = add_unit::<L>(*sum, dots[side][token], scale, x_scales[token], min, x_min);
-                        }
-                    }
-                }
-            }
-        }
-        for (side, token_sums) in token_sums.into_iter().enumerate() {
-            for (to, from) in sums[first..].iter_mut().zip(token_sums) {
-                store_f32(from, side_of_mut(to, first_side + side));
-            }
-        }
-    }
-}
-
-/// Integer sums of unit `half` of a step, less the offset's share: `S` sides of a tile from `first_side` on, `T` tokens.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn unit_dots<L: Layout, const T: usize, const S: usize>(
-    codes: &[u8],
-    half: usize,
-    first_side: usize,
-    words: &[[i32; STEP_GROUPS]; T],
-    x_sums: [i32; T],
-) -> [[__m256i; T]; S] {
-    let mut dots = [[_mm256_setzero_si256(); T]; S];
-    for token in 0..T {
-        let start = start::<L>(x_sums[token]);
-        for side in 0..S {
-            dots[side][token] = start;
-        }
-    }
-    for first in (half * L::UNIT_GROUPS..(half + 1) * L::UNIT_GROUPS).step_by(narrow_groups::<L>()) {
-        let mut narrow = [[_mm256_setzero_si256(); T]; S];
-        for g in first..first + narrow_groups::<L>() {
-            for side in 0..S {
-                let codes = Codes::of::<L>(group::<L>(codes, g, first_side + side));
-                for token in 0..T {
-                    narrow[side][token] = _mm256_add_epi16(narrow[side][token], codes.pair_sums::<L>(words[token][g]));
-                }
-            }
-        }
-        for side in 0..S {
-            for token in 0..T {
-                dots[side][token] = widen(dots[side][token], narrow[side][token]);
-            }
-        }
-    }
-    dots
-}
-
-/// Adds the products of tiles, of which as many steps have been unpacked as `x` has, with each token of `x` to the tile's
-/// and token's sums.
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(super) fn unpacked_tokens<L: Layout>(
-    scratch: &[Scratch],
-    x: &[PanelStep],
-    _next: &[PanelStep],
-    sums: &mut PanelSums,
-) {
-    for (scratch, sums) in scratch.iter().zip(sums) {
-        for side in 0..2 {
-            half_panel::<L, 0>(scratch, side, x, sums);
-            half_panel::<L, MAX_TOKENS>(scratch, side, x, sums);
-        }
-    }
-}
-
-/// [`unpacked_tokens`] for one side of one tile and the half of the panel that starts with token `FIRST`.
-#[target_feature(enable = "avx2,fma,f16c")]
-fn half_panel<L: Layout, const FIRST: usize>(
-    scratch: &Scratch,
-    side: usize,
-    x: &[PanelStep],
-    sums: &mut [Sums; PANEL_TOKENS],
-) {
-    let mut token_sums = [_mm256_setzero_ps(); MAX_TOKENS];
-    for token in 0..MAX_TOKENS {
-        token_sums[token] = load_f32(side_of(&sums[FIRST + token], side));
-    }
-    for (step, x) in x.iter().enumerate() {
-        let (values, codes) = scratch.step::<L>(step);
-        for half in 0..L::STEP_UNITS {
-            let x_sums = std::array::from_fn(|token| match L::STEP_UNITS {
-                1 => x.negated_sums[FIRST + token],
-                _ => x.negated_half_sums[FIRST + token][half],
-            });
-            let words = part(&x.words, FIRST);
-            let [dots] = unit_dots::<L, MAX_TOKENS, 1>(codes.as_flattened(), half, side, words, x_sums);
-            let value = |index: usize| _mm256_castsi256_ps(load_bytes(&values[index].as_chunks().0[side]));
-            let scale = value(half);
-            let min = if L::HAS_MIN { value(L::MINS_AT + half) } else { _mm256_setzero_ps() };
-            for token in 0..MAX_TOKENS {
-                let x_min = match L::STEP_UNITS {
-                    1 => x.scaled_sums[FIRST + token],
-                    _ => x.scaled_half_sums[FIRST + token][half],
-                };
-                token_sums[token] =
-                    add_unit::<L>(token_sums[token], dots[token], scale, x.scales[FIRST + token], min, x_min);
-            }
-        }
-    }
-    for token in 0..MAX_TOKENS {
-        store_f32(token_sums[token], side_of_mut(&mut sums[FIRST + token], side));
-    }
-}
 
 /// Unpacks `steps` of a packed tile, whole blocks, into `To`'s layout.
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -222,47 +57,11 @@ pub(super) fn unpack<L: Layout, To: Layout>(tile: &[u8], steps: Range<usize>, sc
     }
 }
 
-/// Codes ready to be multiplied: themselves, or magnitudes and signs.
-#[derive(Clone, Copy)]
-struct Codes {
-    unsigned: __m256i,
-    signs: __m256i,
-}
-
-impl Codes {
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    fn of<L: Layout>(codes: __m256i) -> Self {
-        if L::Format::CODE_BITS < 8 {
-            return Self { unsigned: codes, signs: codes };
-        }
-        let signed = _mm256_xor_si256(codes, _mm256_set1_epi8(i8::MIN));
-        Self { unsigned: _mm256_abs_epi8(signed), signs: signed }
-    }
-
-    /// Sums of two products in 16 bits.
-    #[inline]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    fn pair_sums<L: Layout>(self, word: i32) -> __m256i {
-        let x = _mm256_set1_epi32(word);
-        let x = if L::Format::CODE_BITS < 8 { x } else { _mm256_sign_epi8(x, self.signs) };
-        _mm256_maddubs_epi16(self.unsigned, x)
-    }
-}
-
-/// Adds the 16-bit sums, two and two, to the 32-bit ones.
-#[inline]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn widen(dot: __m256i, narrow: __m256i) -> __m256i {
-    _mm256_add_epi32(dot, _mm256_madd_epi16(narrow, _mm256_set1_epi16(1)))
-}
-
 /// What an integer sum starts from: the offset times the negated sum of the activations.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn start<L: Layout>(negated_sum: i32) -> __m256i {
-    // 8-bit codes are signed by the time they are multiplied.
-    if L::HAS_MIN || L::Format::CODE_BITS == 8 {
+    if L::HAS_MIN {
         return _mm256_setzero_si256();
     }
     let shift = _mm_cvtsi32_si128(L::Format::OFFSET.trailing_zeros() as i32);
@@ -365,6 +164,13 @@ impl BlockScales {
 fn signed(bytes: &[u8; LANES]) -> __m256 {
     let bytes = _mm_cvtsi64_si128(i64::from_le_bytes(*bytes));
     _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes))
+}
+
+/// One side of unpacked values.
+#[inline]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn value(values: &[u8; UNIT_SCALE_BYTES], side: usize) -> __m256 {
+    _mm256_castsi256_ps(load_bytes(&values.as_chunks().0[side]))
 }
 
 /// The `N` elements at `at`.

@@ -47,23 +47,26 @@ impl Kernels {
 
     fn of_format<F: BlockFormat>(isa: Isa) -> Kernels {
         macro_rules! kernels {
-            ($isa:ident, $scales:expr) => {
+            ($isa:ident, $products:path, $scales:expr) => {{
+                use $products as products;
                 Kernels {
-                    tokens: $isa::tokens::<Packed<F>>,
+                    tokens: products::tokens::<Packed<F>>,
                     unpacking: Unpacking {
                         block_steps: F::BLOCK_STEPS,
                         unpack: $isa::unpack::<Packed<F>, Unpacked<F, $scales>>,
-                        tokens: $isa::unpacked_tokens::<Unpacked<F, $scales>>,
+                        tokens: products::unpacked_tokens::<Unpacked<F, $scales>>,
                     },
                 }
-            };
+            }};
         }
         match isa.level() {
-            Level::Scalar => kernels!(scalar, 1),
+            Level::Scalar => kernels!(scalar, super::scalar, 1),
             #[cfg(target_arch = "x86_64")]
-            Level::Avx2 | Level::AvxVnni => kernels!(avx2, 1),
+            Level::Avx2 => kernels!(avx2, super::avx2::maddubs, 1),
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512 | Level::Avx512Bf16 => kernels!(avx512, FRACTIONS),
+            Level::AvxVnni => kernels!(avx2, super::avx2::vnni, 1),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 | Level::Avx512Bf16 => kernels!(avx512, super::avx512, FRACTIONS),
         }
     }
 
