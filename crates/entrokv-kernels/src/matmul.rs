@@ -43,6 +43,15 @@ type Sums = [f32; TILE_ROWS];
 /// The sums of a pair of tiles for a panel of tokens.
 type PanelSums = [[Sums; PANEL_TOKENS]; PAIR];
 
+/// What sums are added to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Start {
+    /// Nothing: what is there is not read.
+    Zero,
+    /// The sums that are there.
+    Sums,
+}
+
 /// Bytes of packed tiles that all tokens pass before the next tiles come: these stay in the second-level cache.
 const GROUP_BYTES: usize = 256 * 1024;
 
@@ -164,6 +173,7 @@ impl ProductPart<'_> {
                     for (tile, scratch) in tiles.clone().zip(&mut *scratch) {
                         unpacking.unpack(self.product.w.tile(tile), steps.clone(), scratch);
                     }
+                    let start = if first_step == 0 { Start::Zero } else { Start::Sums };
                     let is_last = steps.end == num_steps;
                     let mut panels = x.chunks_exact(num_steps).map(|panel| &panel[steps.clone()]).peekable();
                     for (index, sums) in sums.iter_mut().enumerate() {
@@ -175,10 +185,7 @@ impl ProductPart<'_> {
                                 tiles.clone().for_each(|tile| self.product.output.prefetch(token, tile));
                             }
                         }
-                        if first_step == 0 {
-                            *sums = [[[0.0; TILE_ROWS]; PANEL_TOKENS]; PAIR];
-                        }
-                        unpacking.tokens(scratch, panel, panels.peek().unwrap_or(&panel), sums);
+                        unpacking.tokens(scratch, panel, panels.peek().unwrap_or(&panel), start, sums);
                         if is_last {
                             let num_tokens = PANEL_TOKENS.min(num_tokens - first_token);
                             for (tile, sums) in tiles.clone().zip(sums) {

@@ -19,7 +19,7 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::layout::{FRACTIONS, Layout, ScaleLayout, Scratch, UNIT_SCALE_BYTES, blocks_of};
-use super::{PanelSums, Sums};
+use super::{PanelSums, Start, Sums};
 use crate::activations::{PANEL_TOKENS, Panel, PanelStep};
 use crate::dequantize::{BlockFormat, Scales};
 use crate::matrix::TILE_ROWS;
@@ -63,7 +63,7 @@ fn num_tokens<L: Layout, const T: usize>(tile: &[u8], panel: &Panel, sums: &mut 
             for half in 0..units {
                 let mut dots = [_mm512_setzero_si512(); T];
                 for (token, dot) in dots.iter_mut().enumerate() {
-                    *dot = start::<L>(x_sums[token * units + half]);
+                    *dot = offset_start::<L>(x_sums[token * units + half]);
                 }
                 for g in half * L::UNIT_GROUPS..(half + 1) * L::UNIT_GROUPS {
                     let codes = group::<L>(codes, g);
@@ -112,22 +112,23 @@ pub(super) fn unpack<L: Layout, To: Layout>(tile: &[u8], steps: Range<usize>, sc
 }
 
 /// Adds the products of one or two tiles, of which as many steps have been unpacked as `x` has, with each token of `x` to
-/// the tile's and token's sums. `next` is fetched meanwhile.
+/// the tile's and token's sums, or to `start`. `next` is fetched meanwhile.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(super) fn unpacked_tokens<L: Layout>(
     scratch: &[Scratch],
     x: &[PanelStep],
     next: &[PanelStep],
+    start: Start,
     sums: &mut PanelSums,
 ) {
     match scratch {
         [a, b] => {
-            half_panel::<L, 2, 0>([a, b], x, next, sums);
-            half_panel::<L, 2, HALF_PANEL>([a, b], x, next, sums);
+            half_panel::<L, 2, 0>([a, b], x, next, start, sums);
+            half_panel::<L, 2, HALF_PANEL>([a, b], x, next, start, sums);
         }
         [a, ..] => {
-            half_panel::<L, 1, 0>([a], x, next, sums);
-            half_panel::<L, 1, HALF_PANEL>([a], x, next, sums);
+            half_panel::<L, 1, 0>([a], x, next, start, sums);
+            half_panel::<L, 1, HALF_PANEL>([a], x, next, start, sums);
         }
         [] => {}
     }
@@ -143,12 +144,15 @@ fn half_panel<L: Layout, const S: usize, const FIRST: usize>(
     scratch: [&Scratch; S],
     x: &[PanelStep],
     next: &[PanelStep],
+    start: Start,
     sums: &mut PanelSums,
 ) {
     let mut token_sums = [[_mm512_setzero_ps(); HALF_PANEL]; S];
-    for side in 0..S {
-        for token in 0..HALF_PANEL {
-            token_sums[side][token] = load_f32(&sums[side][FIRST + token]);
+    if start == Start::Sums {
+        for side in 0..S {
+            for token in 0..HALF_PANEL {
+                token_sums[side][token] = load_f32(&sums[side][FIRST + token]);
+            }
         }
     }
     for (step, (x, next)) in x.iter().zip(next).enumerate() {
@@ -157,12 +161,12 @@ fn half_panel<L: Layout, const S: usize, const FIRST: usize>(
         for half in 0..L::STEP_UNITS {
             let mut dots = [[_mm512_setzero_si512(); HALF_PANEL]; S];
             for token in 0..HALF_PANEL {
-                let start = start::<L>(match L::STEP_UNITS {
+                let dot = offset_start::<L>(match L::STEP_UNITS {
                     1 => x.negated_sums[FIRST + token],
                     _ => x.negated_half_sums[FIRST + token][half],
                 });
                 for side in 0..S {
-                    dots[side][token] = start;
+                    dots[side][token] = dot;
                 }
             }
             for g in half * L::UNIT_GROUPS..(half + 1) * L::UNIT_GROUPS {
@@ -237,7 +241,7 @@ fn min_sums<L: Layout>(panel: &Panel) -> &[f32] {
 /// What an integer sum starts from: the offset times the negated sum of the activations.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn start<L: Layout>(negated_sum: i32) -> __m512i {
+fn offset_start<L: Layout>(negated_sum: i32) -> __m512i {
     if L::HAS_MIN {
         return _mm512_setzero_si512();
     }

@@ -7,7 +7,7 @@ use std::ops::Range;
 use super::float::{self, FLOAT_TOKENS, FloatTile};
 use super::layout::{FRACTIONS, Packed, Scratch, Unpacked};
 use super::scalar;
-use super::{PanelSums, Sums};
+use super::{PanelSums, Start, Sums};
 #[cfg(target_arch = "x86_64")]
 use super::{avx2, avx512};
 use crate::activations::{PANEL_TOKENS, Panel, PanelStep};
@@ -18,7 +18,7 @@ use crate::matrix::packing::Packing;
 use crate::weight_type::WeightType;
 
 type Tokens = unsafe fn(&[u8], &Panel, &mut [Sums; PANEL_TOKENS]);
-type UnpackedTokens = unsafe fn(&[Scratch], &[PanelStep], &[PanelStep], &mut PanelSums);
+type UnpackedTokens = unsafe fn(&[Scratch], &[PanelStep], &[PanelStep], Start, &mut PanelSums);
 type Unpack = unsafe fn(&[u8], Range<usize>, &mut Scratch);
 
 /// The int8 kernels of one quantised type on one instruction set.
@@ -95,10 +95,17 @@ impl Unpacking {
     }
 
     /// Adds the products of one or two tiles, of which as many steps have been unpacked as `x` has, with each token of `x`
-    /// to the tile's and token's sums. `next` is what the same stretch will be multiplied with then.
-    pub(super) fn tokens(self, scratch: &[Scratch], x: &[PanelStep], next: &[PanelStep], sums: &mut PanelSums) {
+    /// to the tile's and token's sums, or to `start`. `next` is what the same stretch will be multiplied with then.
+    pub(super) fn tokens(
+        self,
+        scratch: &[Scratch],
+        x: &[PanelStep],
+        next: &[PanelStep],
+        start: Start,
+        sums: &mut PanelSums,
+    ) {
         // SAFETY: the CPU has the instruction set, by the invariant.
-        unsafe { (self.tokens)(scratch, x, next, sums) }
+        unsafe { (self.tokens)(scratch, x, next, start, sums) }
     }
 }
 

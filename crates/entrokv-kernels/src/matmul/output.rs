@@ -29,13 +29,13 @@ impl<'a> Output<'a> {
     ///
     /// # Safety
     /// - No other thread reads or writes this tile during the call.
+    #[inline(always)]
     pub(super) unsafe fn write(&self, token: usize, tile: usize, sums: &Sums) {
         // SAFETY: the caller's promise, passed on.
         let rows = unsafe { self.rows_of(token, tile) };
         match rows.first_chunk_mut() {
-            // A copy of known length is no call.
             Some(whole) => *whole = *sums,
-            None => rows.copy_from_slice(&sums[..rows.len()]),
+            None => write_some(rows, sums),
         }
     }
 
@@ -65,6 +65,7 @@ impl<'a> Output<'a> {
 
     /// # Safety
     /// - No other thread uses this tile while the result lives.
+    #[inline(always)]
     #[expect(clippy::mut_from_ref, reason = "exclusive by the caller's promise")]
     unsafe fn rows_of(&self, token: usize, tile: usize) -> &mut [f32] {
         let first = tile * TILE_ROWS;
@@ -74,4 +75,12 @@ impl<'a> Output<'a> {
         // caller promises that nobody else is at these rows.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(token * self.rows + first), len) }
     }
+}
+
+/// Writes the rows of a last tile that is not whole. On its own, because the compiler would make one copy of unknown length, a
+/// call, of this and of a whole tile's, which is four stores.
+#[cold]
+#[inline(never)]
+fn write_some(rows: &mut [f32], sums: &Sums) {
+    rows.copy_from_slice(&sums[..rows.len()]);
 }

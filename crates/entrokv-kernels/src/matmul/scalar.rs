@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::layout::{Layout, ScaleLayout, Scratch, UNIT_SCALE_BYTES, blocks_of};
-use super::{PanelSums, Sums};
+use super::{PanelSums, Start, Sums};
 use crate::activations::{PANEL_TOKENS, Panel, PanelStep};
 use crate::dequantize::{BlockFormat, UnitScales};
 use crate::matrix::TILE_ROWS;
@@ -30,8 +30,12 @@ pub(super) fn unpacked_tokens<L: Layout>(
     scratch: &[Scratch],
     x: &[PanelStep],
     _next: &[PanelStep],
+    start: Start,
     sums: &mut PanelSums,
 ) {
+    if start == Start::Zero {
+        sums.as_flattened_mut().fill([0.0; TILE_ROWS]);
+    }
     for (scratch, sums) in scratch.iter().zip(sums) {
         let mut steps = x.iter();
         for_each_step::<L>(&scratch.bytes()[..x.len() * L::BLOCK_BYTES], |codes, units| {

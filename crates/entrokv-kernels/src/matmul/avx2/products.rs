@@ -9,7 +9,8 @@ use super::{BlockScales, maddubs_dots, vnni_dots};
 use super::{MAX_TOKENS, add_unit, load_f32, part, side_of, side_of_mut, store_f32, value};
 use crate::activations::{PANEL_TOKENS, Panel, PanelStep};
 use crate::matmul::layout::{Layout, Scratch};
-use crate::matmul::{PanelSums, Sums};
+use crate::matmul::{PanelSums, Start, Sums};
+use crate::matrix::TILE_ROWS;
 
 /// Defines module `$name` with the kernels compiled for `$features`, integer sums from module `$dots`.
 macro_rules! products {
@@ -91,8 +92,12 @@ macro_rules! products {
                 scratch: &[Scratch],
                 x: &[PanelStep],
                 _next: &[PanelStep],
+                start: Start,
                 sums: &mut PanelSums,
             ) {
+                if start == Start::Zero {
+                    sums.as_flattened_mut().fill([0.0; TILE_ROWS]);
+                }
                 for (scratch, sums) in scratch.iter().zip(sums) {
                     if $dots::unpacked_sides::<L>() == 2 {
                         half_panel::<L, 0, 2>(scratch, 0, x, sums);
@@ -174,7 +179,7 @@ mod tests {
     use crate::dequantize::{BlockFormat, with_block_format};
     use crate::isa::Isa;
     use crate::matmul::layout::{PAIR, Packed, Unpacked};
-    use crate::matrix::{Matrix, TILE_ROWS};
+    use crate::matrix::Matrix;
     use crate::weight_type::WeightType;
 
     products! {
@@ -202,8 +207,8 @@ mod tests {
                 let mut scratch = [Scratch::zeroed()];
                 super::super::unpack::<Packed<F>, Unpacked<F, 1>>(tile, 0..8, &mut scratch[0]);
                 let steps = &steps[num_steps..num_steps + 8];
-                maddubs::unpacked_tokens::<Unpacked<F, 1>>(&scratch, steps, steps, a);
-                evex::unpacked_tokens::<Unpacked<F, 1>>(&scratch, steps, steps, b);
+                maddubs::unpacked_tokens::<Unpacked<F, 1>>(&scratch, steps, steps, Start::Zero, a);
+                evex::unpacked_tokens::<Unpacked<F, 1>>(&scratch, steps, steps, Start::Zero, b);
             },
         }
     }
