@@ -77,7 +77,12 @@ const BAND_BLOCKS: usize = 2;
 /// The bands of `num_rows` rows.
 fn bands<S: Simd>(num_rows: usize) -> impl Iterator<Item = Range<usize>> {
     let band = BAND_BLOCKS * rows_per_block::<S>(num_rows);
-    (0..num_rows).step_by(band).map(move |start| start..(start + band).min(num_rows))
+    let mut start = 0;
+    std::iter::from_fn(move || {
+        let rows = start..num_rows.min(start + band);
+        start = rows.end;
+        (!rows.is_empty()).then_some(rows)
+    })
 }
 
 /// The rows of a block: query after query, head after head.
@@ -87,18 +92,22 @@ struct Rows<'a> {
     block: &'a Block,
     span: &'a SpanWork<'a>,
     num_rows: usize,
+    group_size: usize,
     padded_dim: usize,
 }
 
 impl<'a> Rows<'a> {
     fn new(call: &'a Call<'a>, block: &'a Block) -> Self {
         let padded_dim = call.params.head_dim.next_multiple_of(LANES);
-        Rows { call, block, span: &call.spans[block.span], num_rows: block.num_rows(call.params), padded_dim }
+        let (num_rows, group_size) = (block.num_rows(call.params), call.params.group_size());
+        Rows { call, block, span: &call.spans[block.span], num_rows, group_size, padded_dim }
     }
 
     /// The row of the span that `row` of the block belongs to.
     fn query(&self, row: usize) -> usize {
-        self.block.first_query + row / self.call.params.group_size()
+        // A division less for a step of decoding.
+        let query = if row < self.group_size { 0 } else { row / self.group_size };
+        self.block.first_query + query
     }
 
     fn sight(&self, row: usize) -> Sight {
@@ -108,7 +117,7 @@ impl<'a> Rows<'a> {
     /// The elements of `row` in `[rows, num_heads * head_dim]`.
     fn elements(&self, row: usize) -> Range<usize> {
         let params = self.call.params;
-        let head = self.block.kv_head * params.group_size() + row % params.group_size();
+        let head = self.block.kv_head * self.group_size + row % self.group_size;
         let start = ((self.span.first_row + self.query(row)) * params.num_heads + head) * params.head_dim;
         start..start + params.head_dim
     }
@@ -155,9 +164,8 @@ impl<'a> Rows<'a> {
     fn tapped(&self, row: usize) -> Option<(&'a DisjointMut<'a, f32>, Range<usize>)> {
         let TapWork::Rows { from_row, out } = &self.span.tap else { return None };
         let tapped_row = self.query(row).checked_sub(*from_row)?;
-        let group_size = self.call.params.group_size();
         let num_tokens = self.span.num_tokens[self.block.kv_head];
-        let start = (tapped_row * group_size + row % group_size) * num_tokens;
+        let start = (tapped_row * self.group_size + row % self.group_size) * num_tokens;
         Some((&out[self.block.kv_head], start..start + num_tokens))
     }
 }
@@ -292,9 +300,13 @@ fn register_blocks<S: Simd>(rows: Rows<'_>, band: &Range<usize>, strips: &[Strip
     let mut blocks = [const { RegisterBlock { rows: 0..0, seen: 0..0, whole: false } }; BAND_BLOCKS];
     let (Some(first), Some(last)) = (strips.first(), strips.last()) else { return blocks };
     let resident = strips.iter().all(|strip| strip.resident == u16::MAX);
-    let starts = band.clone().step_by(rows_per_block);
-    for (block, start) in blocks.iter_mut().zip(starts) {
+    let mut start = band.start;
+    for block in &mut blocks {
+        if start >= band.end {
+            break;
+        }
         block.rows = start..band.end.min(start + rows_per_block);
+        start = block.rows.end;
         // Later rows see later positions.
         let (earliest, latest) = (rows.sight(block.rows.start), rows.sight(block.rows.end - 1));
         let all = latest.oldest <= first.first && earliest.newest >= last.first + (LANES as u64 - 1);
@@ -626,8 +638,7 @@ fn add_probabilities<S: Simd>(
         return;
     }
     s.vectorize(Probabilities { scores, largest, total });
-    let group_size = rows.call.params.group_size();
-    let row_start = row % group_size * rows.span.num_tokens[rows.block.kv_head];
+    let row_start = row % rows.group_size * rows.span.num_tokens[rows.block.kv_head];
     for (p, strip) in scores.as_chunks::<LANES>().0.iter().zip(strips) {
         let start = row_start + strip.first_token;
         let place = start..start + strip.resident.count_ones() as usize;

@@ -193,40 +193,82 @@ impl Kernel for WeighWhole<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
+        let mut scores = self.scores.chunks_mut(self.stride);
         let mut weights = self.weights.chunks_mut(self.stride / 2);
-        for (row, scores) in self.scores.chunks_mut(self.stride).take(self.total.len()).enumerate() {
-            let scores = &mut scores[..self.row_len];
-            let m = largest_score(s, scores);
-            self.largest[row] = m;
-            self.total[row] = match weights.next() {
-                Some(weights) => {
-                    let weights = &mut weights[..self.row_len / 2];
-                    RoundedExponentials { scores, weights, largest: m }.run(s)
-                }
-                None => Exponentials { scores, largest: m }.run(s),
-            };
+        let (mut largest, mut total) = (self.largest, self.total);
+        while !total.is_empty() {
+            macro_rules! rows {
+                ($m:literal) => {{
+                    let strips: [_; $m] = std::array::from_fn(|_| {
+                        let row = scores.next().unwrap_or_default();
+                        row[..self.row_len].as_chunks_mut().0
+                    });
+                    let pairs: [_; $m] = std::array::from_fn(|_| {
+                        let row = weights.next().map_or(&mut [][..], |row| &mut row[..self.row_len / 2]);
+                        row.as_chunks_mut().0
+                    });
+                    let (largest_here, total_here);
+                    (largest_here, largest) = largest.split_at_mut($m);
+                    (total_here, total) = total.split_at_mut($m);
+                    weigh_rows::<S, $m>(s, strips, pairs, (largest_here, total_here));
+                }};
+            }
+            match total.len() {
+                1 => rows!(1),
+                2 => rows!(2),
+                3 => rows!(3),
+                _ => rows!(4),
+            }
         }
     }
 }
 
-/// The largest of `scores`, whole strips.
+/// [`WeighWhole`] of `M` rows of as many strips, side by side so that none waits for another's sums. Rows of pairs may be empty.
 #[inline(always)]
-fn largest_score<S: Simd>(s: S, scores: &[f32]) -> f32 {
-    let lowest = s.splat(f32::NEG_INFINITY);
-    let (fours, rest) = scores.as_chunks::<{ 4 * LANES }>();
-    // Four at a time do not wait for each other.
-    let mut largest = [lowest; 4];
-    for four in fours {
-        for (i, largest) in largest.iter_mut().enumerate() {
-            // SAFETY: vector `i` of four.
-            *largest = s.max(*largest, unsafe { s.load_ptr(four.as_ptr().add(i * LANES)) });
+fn weigh_rows<S: Simd, const M: usize>(
+    s: S,
+    mut scores: [&mut [[f32; LANES]]; M],
+    mut weights: [&mut [[u32; LANES / 2]]; M],
+    (largest, total): (&mut [f32], &mut [f32]),
+) {
+    let num_strips = scores[0].len();
+    let mut lanes = [s.splat(f32::NEG_INFINITY); M];
+    for n in 0..num_strips {
+        for (lanes, scores) in lanes.iter_mut().zip(&scores) {
+            *lanes = s.max(*lanes, s.load(&scores[n]));
         }
     }
-    let mut all = s.max(s.max(largest[0], largest[1]), s.max(largest[2], largest[3]));
-    for score in rest.as_chunks::<LANES>().0 {
-        all = s.max(all, s.load(score));
+    for (lanes, largest) in lanes.iter_mut().zip(&mut *largest) {
+        *largest = s.largest(*lanes);
+        *lanes = s.splat(*largest);
     }
-    s.largest(all)
+    let mut sums = [s.splat(0.0); M];
+    match s.pairs().filter(|_| !weights[0].is_empty()) {
+        None => {
+            for n in 0..num_strips {
+                for ((scores, largest), sum) in scores.iter_mut().zip(lanes).zip(&mut sums) {
+                    let e = exp_nonpositive(s, s.sub(s.load(&scores[n]), largest));
+                    s.store(&mut scores[n], e);
+                    *sum = s.add(*sum, e);
+                }
+            }
+        }
+        Some(pairs) => {
+            for n in 0..num_strips {
+                let rows = scores.iter_mut().zip(&mut weights);
+                for (((scores, weights), largest), sum) in rows.zip(lanes).zip(&mut sums) {
+                    let e = rounded_exp(s, s.load(&scores[n]), largest);
+                    s.store(&mut scores[n], e);
+                    *sum = s.add(*sum, e);
+                    // SAFETY: room for 16 bf16.
+                    unsafe { pairs.store_rounded_ptr(weights[n].as_mut_ptr().cast(), e) };
+                }
+            }
+        }
+    }
+    for (total, sum) in total.iter_mut().zip(sums) {
+        *total = s.sum(sum);
+    }
 }
 
 /// Replaces scores by the probabilities `e^(score - largest) / total`.

@@ -165,7 +165,7 @@ impl<'a> TileReader<'a> {
     }
 
     /// The strips of `tile` with something resident in sight, in ascending order; `tile` must be one of the reader's and
-    /// not below the last one read.
+    /// above the last one read.
     ///
     /// The pointers in the strips are valid until `buffers` is used again: they point into frames (borrowed for `'a`) or
     /// into `buffers`, to 16 * head_dim key elements and 16 rows of value elements (keys only: no values).
@@ -179,31 +179,33 @@ impl<'a> TileReader<'a> {
         }
         let segments = &self.list.segments[self.next..self.end.max(self.next)];
         let mut lined_up = self.params.head_dim.is_multiple_of(LANES) && self.params.page_size.is_multiple_of(LANES);
+        let first_tokens = self.list.first_tokens.get(self.next..).unwrap_or(&[]);
+        let first_token = |i: usize| first_tokens.get(i).copied().unwrap_or(0);
+        let slots_in_sight = |segment: &Segment<'_>| {
+            let position = u64::from(segment.position);
+            start.saturating_sub(position) as usize..(segment.end().min(end) - position) as usize
+        };
+        buffers.strips.clear();
+        buffers.strips.reserve(MAX_STRIPS);
         let mut num_inside = 0;
         for segment in segments.iter().take_while(|segment| u64::from(segment.position) < end) {
             lined_up &= segment.position.is_multiple_of(LANES as u32);
-            num_inside += 1;
-        }
-        let segments = &segments[..num_inside];
-        let first_tokens = self.list.first_tokens.get(self.next..).unwrap_or(&[]);
-        buffers.strips.clear();
-        buffers.strips.reserve(MAX_STRIPS);
-        for (i, segment) in segments.iter().enumerate() {
-            let first_token = first_tokens.get(i).copied().unwrap_or(0);
-            let position = u64::from(segment.position);
-            let slots = start.saturating_sub(position) as usize..(segment.end().min(end) - position) as usize;
             if lined_up {
-                self.push_in_place(segment, slots, first_token, &mut buffers.strips);
-            } else {
-                self.gather(simd, segment, slots, first_token, buffers);
+                self.push_in_place(segment, slots_in_sight(segment), first_token(num_inside), &mut buffers.strips);
             }
+            num_inside += 1;
         }
         if lined_up {
             self.look_ahead(&mut buffers.strips);
-        }
-        if !lined_up {
+        } else {
+            buffers.strips.clear();
+            for (i, segment) in segments[..num_inside].iter().enumerate() {
+                self.gather(simd, segment, slots_in_sight(segment), first_token(i), buffers);
+            }
             self.point_to_copies(buffers);
         }
+        // The last one may reach into the next tile.
+        self.next += num_inside.saturating_sub(1);
         let many_rows = lined_up && self.num_rows > MAX_DIRECT_ROWS;
         if S::Pairs::EXIST && self.params.scores == ScoreArithmetic::Rounded {
             self.pack_keys(simd, buffers);
@@ -236,15 +238,19 @@ impl<'a> TileReader<'a> {
         strips: &mut Vec<Strip>,
     ) {
         self.look_at(segment);
-        for slot in slots.clone().step_by(LANES) {
-            let [keys, values] = self.places.parts(segment, slot / LANES);
+        let (places, value_stride) = (self.places, self.params.head_dim);
+        let mut slot = slots.start;
+        while slot < slots.end {
+            let [keys, values] = places.parts(segment, slot / LANES);
             let num_resident = (slots.end - slot).min(LANES);
+            // There is room for a tile: what follows has no other branch to prepare for.
+            assert!(strips.len() < strips.capacity());
             strips.push(Strip {
                 key_format: segment.keys,
                 value_format: segment.values,
                 keys,
                 values,
-                value_stride: self.params.head_dim,
+                value_stride,
                 // What the last strips of a list ask for; `look_ahead` knows better for others.
                 ahead_of_keys: values,
                 ahead_of_values: values,
@@ -252,6 +258,7 @@ impl<'a> TileReader<'a> {
                 resident: u16::MAX >> (LANES - num_resident),
                 first_token: first_token + slot,
             });
+            slot += LANES;
         }
     }
 

@@ -26,6 +26,10 @@ const ROW_OPERANDS: usize = SCORE_STRIDE / LANES;
 /// A thread's memory for weights as integers and for sums of them.
 #[derive(Default)]
 pub(in crate::attention) struct Weights {
+    /// The scales of each strip.
+    scales: Vec<[f32; LANES]>,
+    /// Weights of some rows' strips as f32: `[16, rows]`.
+    exact: Vec<[f32; LANES]>,
     /// `[rows, 16]`: operands of each row's strips.
     operands: Vec<Operands>,
     /// What an integer stands for: `[rows]`.
@@ -56,6 +60,8 @@ impl IntegerKernel for AddValues<'_> {
         let AddValues { exponentials, num_rows, head_dim, strips, unpacked, weights, sums, rotated } = self;
         assert!(exponentials.len() >= (num_rows - 1) * SCORE_STRIDE + strips.len() * LANES);
         assert!(unpacked.is_none_or(|bytes| bytes.len() >= strips.len() * head_dim * LANES));
+        weights.scales.resize(ROW_OPERANDS, [0.0; LANES]);
+        weights.exact.resize(ROW_OPERANDS * MAX_ROWS, [0.0; LANES]);
         weights.operands.resize(num_rows * ROW_OPERANDS, Operands::default());
         weights.factors.resize(num_rows, 0.0);
         weights.sums.resize(num_rows * head_dim / LANES, [0; LANES]);
@@ -176,12 +182,13 @@ impl IntegerKernel for Quantise<'_, '_> {
     fn run<I: Integers>(self, i: I) {
         let Quantise { tile, kind, weights } = self;
         let s = i.floats();
-        let zero = s.splat(0.0);
-        // Those of strips of other kinds are 0, and so are their weights.
-        let mut scales = [[0.0; LANES]; ROW_OPERANDS];
-        let scales = &mut scales[..tile.strips.len()];
+        let scales = &mut weights.scales[..tile.strips.len()];
         for (scale, strip) in scales.iter_mut().zip(tile.strips) {
-            let Some(code) = kind.code_of(strip) else { continue };
+            let Some(code) = kind.code_of(strip) else {
+                // So are its weights.
+                *scale = [0.0; LANES];
+                continue;
+            };
             let (index, unit) = match (kind, code) {
                 (Kind::Block(block), _) => (block, 1.0),
                 (Kind::Rotated, Code::Rotated(rotated)) => (0, 1.0 / rotated.codebook().multiplier),
@@ -192,30 +199,70 @@ impl IntegerKernel for Quantise<'_, '_> {
             // SAFETY: a strip's scales follow its codes.
             s.store(scale, s.mul(unsafe { s.load_f16_ptr(strip.values.add(at).cast()) }, s.splat(unit)));
         }
-        let mut row_weights = [[0.0; LANES]; ROW_OPERANDS];
-        let row_weights = &mut row_weights[..scales.len()];
-        let rows = tile.exponentials.chunks(SCORE_STRIDE).zip(weights.operands.chunks_exact_mut(ROW_OPERANDS));
-        for ((exponentials, operands), factor) in rows.zip(&mut weights.factors).take(tile.num_rows) {
-            let mut largest = zero;
-            // 0, or NaN if a weight is not finite, which `max` may lose.
-            let mut poison = zero;
-            let exponentials = exponentials.as_chunks::<LANES>().0;
-            for (weight, (e, scale)) in row_weights.iter_mut().zip(exponentials.iter().zip(&*scales)) {
-                let e = s.load(e);
-                // The scale of what is not seen may be anything.
-                let w = s.select_lt(zero, e, s.mul(e, s.load(scale)), zero);
-                largest = s.max(largest, w);
-                poison = s.fused_mul_add(w, zero, poison);
-                s.store(weight, w);
+        let mut rows = tile.exponentials.chunks(SCORE_STRIDE);
+        let mut operands = weights.operands.chunks_exact_mut(ROW_OPERANDS);
+        let mut factors = &mut weights.factors[..tile.num_rows];
+        while !factors.is_empty() {
+            macro_rules! rows {
+                ($m:literal) => {{
+                    let exponentials: [_; $m] = std::array::from_fn(|_| rows.next().unwrap_or_default().as_chunks().0);
+                    let operands: [_; $m] = std::array::from_fn(|_| operands.next().unwrap_or_default());
+                    let factors_here;
+                    (factors_here, factors) = factors.split_at_mut($m);
+                    quantise_rows::<I, $m>(i, scales, exponentials, &mut weights.exact, operands, factors_here);
+                }};
             }
-            let largest = s.largest(largest);
-            // So small weights that they cannot be scaled are nothing.
-            let inverse = LARGEST / largest;
-            let inverse = s.splat(if inverse.is_finite() { inverse } else { 0.0 });
-            *factor = largest / LARGEST + s.sum(poison);
-            for (weight, operands) in row_weights.iter().zip(operands) {
-                *operands = i.unsigned_operands(&i.round(s.mul(s.load(weight), inverse)));
+            match factors.len() {
+                1 => rows!(1),
+                2 => rows!(2),
+                3 => rows!(3),
+                _ => rows!(4),
             }
+        }
+    }
+}
+
+/// Rows that are quantised side by side.
+const MAX_ROWS: usize = 4;
+
+/// [`Quantise`] of `M` rows, side by side so that none waits for another's largest weight.
+#[inline(always)]
+fn quantise_rows<I: Integers, const M: usize>(
+    i: I,
+    scales: &[[f32; LANES]],
+    exponentials: [&[[f32; LANES]]; M],
+    weights: &mut [[f32; LANES]],
+    operands: [&mut [Operands]; M],
+    factors: &mut [f32],
+) {
+    let s = i.floats();
+    let zero = s.splat(0.0);
+    let weights = &mut weights.as_chunks_mut::<M>().0[..scales.len()];
+    let mut largest = [zero; M];
+    // 0, or NaN if a weight is not finite, which `max` may lose.
+    let mut poison = [zero; M];
+    for (n, (scale, weights)) in scales.iter().zip(&mut *weights).enumerate() {
+        let scale = s.load(scale);
+        for (m, weight) in weights.iter_mut().enumerate() {
+            let e = s.load(&exponentials[m][n]);
+            // The scale of what is not seen may be anything.
+            let w = s.select_lt(zero, e, s.mul(e, scale), zero);
+            largest[m] = s.max(largest[m], w);
+            poison[m] = s.fused_mul_add(w, zero, poison[m]);
+            s.store(weight, w);
+        }
+    }
+    let mut inverses = [zero; M];
+    for (m, factor) in factors.iter_mut().enumerate() {
+        let largest = s.largest(largest[m]);
+        // So small weights that they cannot be scaled are nothing.
+        let inverse = LARGEST / largest;
+        inverses[m] = s.splat(if inverse.is_finite() { inverse } else { 0.0 });
+        *factor = largest / LARGEST + s.sum(poison[m]);
+    }
+    for (n, weights) in weights.iter().enumerate() {
+        for (m, weight) in weights.iter().enumerate() {
+            operands[m][n] = i.unsigned_operands(&i.round(s.mul(s.load(weight), inverses[m])));
         }
     }
 }

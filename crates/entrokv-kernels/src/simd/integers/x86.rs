@@ -138,12 +138,10 @@ impl Integers for Vnni512 {
         // The low bytes are signed there, so the high ones are rounded to nearest.
         signed_operands(x: &[i32; LANES]) -> Operands = {
             let x = _mm512_loadu_si512(x.as_ptr().cast());
-            high_and_low(_mm512_add_epi32(x, _mm512_set1_epi32(128)), x)
+            let high = _mm512_add_epi32(x, _mm512_set1_epi32(128));
+            high_and_low(_mm512_mask_blend_epi8(LOW_BYTES, high, x))
         };
-        unsigned_operands(x: &[i32; LANES]) -> Operands = {
-            let x = _mm512_loadu_si512(x.as_ptr().cast());
-            high_and_low(x, x)
-        };
+        unsigned_operands(x: &[i32; LANES]) -> Operands = high_and_low(_mm512_loadu_si512(x.as_ptr().cast()));
         round(x: __m512) -> [i32; LANES] = {
             let mut rounded = [0; LANES];
             _mm512_storeu_si512(rounded.as_mut_ptr().cast(), _mm512_cvtps_epi32(x));
@@ -153,18 +151,20 @@ impl Integers for Vnni512 {
     }
 }
 
-/// Bits 8 to 15 of `high` and 0 to 7 of `low`, four bytes of each in turn.
+/// The lowest byte of each of 16 integers.
+const LOW_BYTES: u64 = 0x1111_1111_1111_1111;
+
+/// Of every four integers, bits 8 to 15, then bits 0 to 7.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-fn high_and_low(high: __m512i, low: __m512i) -> Operands {
-    let high = _mm512_cvtepi32_epi8(_mm512_srai_epi32::<8>(high));
-    let low = _mm512_cvtepi32_epi8(low);
+fn high_and_low(x: __m512i) -> Operands {
+    // Both halves of a 128-bit lane get the same; one is left out.
+    let bytes = _mm_set1_epi64x(i64::from_le_bytes([1, 5, 9, 13, 0, 4, 8, 12]));
+    let x = _mm512_shuffle_epi8(x, _mm512_broadcast_i32x4(bytes));
+    let x = _mm512_permutexvar_epi64(_mm512_set_epi64(7, 5, 3, 1, 6, 4, 2, 0), x);
     let mut operands = [0; 4];
-    // SAFETY: two halves of 32 bytes; unaligned stores.
-    unsafe {
-        _mm_storeu_si128(operands.as_mut_ptr().cast(), _mm_unpacklo_epi32(high, low));
-        _mm_storeu_si128(operands.as_mut_ptr().add(2).cast(), _mm_unpackhi_epi32(high, low));
-    }
+    // SAFETY: 32 bytes; unaligned store.
+    unsafe { _mm256_storeu_si256(operands.as_mut_ptr().cast(), _mm512_castsi512_si256(x)) };
     operands
 }
 
