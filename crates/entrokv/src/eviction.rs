@@ -19,6 +19,7 @@ use entrokv_cache::{
     select_pages,
 };
 use entrokv_kernels::attention::Tap;
+use entrokv_kernels::threads::Threads;
 
 use crate::sequence::EvictionOptions;
 
@@ -164,7 +165,7 @@ impl Eviction {
     }
 
     /// Shows the policy what attention recorded in `layer`.
-    pub(crate) fn observe(&mut self, cache: &KvCache, layer: usize, source: RowSource, tap: Tap) {
+    pub(crate) fn observe(&mut self, cache: &KvCache, layer: usize, source: RowSource, tap: Tap, threads: &Threads) {
         let Some(first) = self.first_group[layer] else { return };
         let groups = &mut self.groups[first..first + self.shape.num_kv_heads];
         match tap {
@@ -175,15 +176,14 @@ impl Eviction {
                 }
             }
             Tap::Rows { out, .. } => {
-                for (group, rows) in groups.iter_mut().zip(&out) {
-                    positions(cache, group.group, &mut self.scratch.positions);
-                    group.scorer.observe(AttentionRows {
-                        source,
-                        group_size: self.shape.group_size,
-                        positions: &self.scratch.positions,
-                        rows,
-                    });
-                }
+                let group_size = self.shape.group_size;
+                // Groups know nothing of each other: who observes which cannot show.
+                threads.for_each_chunk(groups, 1, |kv_head, group| {
+                    let mut columns = Vec::new();
+                    positions(cache, group[0].group, &mut columns);
+                    let (positions, rows) = (columns.as_slice(), out[kv_head].as_slice());
+                    group[0].scorer.observe(AttentionRows { source, group_size, positions, rows });
+                });
             }
         }
     }

@@ -18,6 +18,7 @@ use entrokv_kernels::compute::Compute;
 use entrokv_kernels::matmul::{matmul, matmul_each};
 use entrokv_kernels::norm::RmsNorm;
 use entrokv_kernels::rope::{RopeAngles, rope};
+use entrokv_kernels::threads::Threads;
 
 use crate::config::{FeedForward, ModelConfig};
 use crate::store::{KeyMoments, NewTokens, Store};
@@ -56,8 +57,9 @@ pub trait AttentionSink {
     fn queries(&mut self, _span: usize, _layer: usize, _queries: &[f32]) {}
     /// What to record of `span` (its index in the batch) in `layer`; `resident[h]` counts the tokens of KV head `h`.
     fn tap(&mut self, span: usize, layer: usize, resident: &[usize]) -> Tap;
-    /// Hands the filled tap back; called only where [`AttentionSink::tap`] asked for one.
-    fn observe(&mut self, span: usize, layer: usize, tap: Tap);
+    /// Hands the filled tap back, with threads that have nothing else to do; called only where [`AttentionSink::tap`] asked
+    /// for one.
+    fn observe(&mut self, span: usize, layer: usize, tap: Tap, threads: &Threads);
 }
 
 /// A sink that asks for nothing.
@@ -67,7 +69,7 @@ impl AttentionSink for NoTaps {
     fn tap(&mut self, _span: usize, _layer: usize, _resident: &[usize]) -> Tap {
         Tap::None
     }
-    fn observe(&mut self, _span: usize, _layer: usize, _tap: Tap) {}
+    fn observe(&mut self, _span: usize, _layer: usize, _tap: Tap, _threads: &Threads) {}
 }
 
 /// Logits of the rows that asked for them, in batch order.
@@ -266,7 +268,7 @@ impl Decoder {
         attention.run(compute, &params, &mut spans, q, attended);
         for (number, span) in spans.into_iter().enumerate() {
             if !matches!(span.tap, Tap::None) {
-                sink.observe(number, index, span.tap);
+                sink.observe(number, index, span.tap, &compute.threads);
             }
         }
 

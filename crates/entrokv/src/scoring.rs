@@ -2,6 +2,7 @@
 
 use entrokv_cache::{KindShapeError, KvCache, PageKind, PoolExhausted};
 use entrokv_kernels::attention::Tap;
+use entrokv_kernels::threads::Threads;
 
 use crate::coding::{Coding, EncodeWhen, QueryMoments};
 use crate::engine::Engine;
@@ -214,7 +215,7 @@ impl AttentionSink for Queries<'_> {
         Tap::None
     }
 
-    fn observe(&mut self, _span: usize, _layer: usize, _tap: Tap) {}
+    fn observe(&mut self, _span: usize, _layer: usize, _tap: Tap, _threads: &Threads) {}
 }
 
 /// `ln sum exp(x)` in f64.

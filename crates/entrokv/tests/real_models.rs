@@ -20,6 +20,7 @@ use entrokv_cache::{
     select_pages,
 };
 use entrokv_kernels::attention::Tap;
+use entrokv_kernels::threads::Threads;
 use serde_json::Value;
 use support::{Bench, fixtures, model_path, nll, open, options, shared};
 
@@ -121,7 +122,7 @@ impl AttentionSink for Capture {
         }
     }
 
-    fn observe(&mut self, _span: usize, layer: usize, tap: Tap) {
+    fn observe(&mut self, _span: usize, layer: usize, tap: Tap, _threads: &Threads) {
         let Tap::Rows { out, .. } = tap else { panic!("asked for rows") };
         self.taken.insert(layer, out);
     }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use entrokv_cache::{KvCache, RowSource};
 use entrokv_kernels::attention::Tap;
+use entrokv_kernels::threads::Threads;
 
 use crate::coding::QueryMoments;
 use crate::eviction::Eviction;
@@ -57,7 +58,7 @@ impl AttentionSink for Taps<'_> {
         }
     }
 
-    fn observe(&mut self, span: usize, layer: usize, tap: Tap) {
+    fn observe(&mut self, span: usize, layer: usize, tap: Tap, threads: &Threads) {
         let SpanTaps { eviction, cache, phase, time, .. } = &mut self.spans[span];
         if let Some(eviction) = eviction {
             let start = Instant::now();
@@ -65,7 +66,7 @@ impl AttentionSink for Taps<'_> {
                 Phase::Prompt { .. } => RowSource::Prompt,
                 Phase::Answer => RowSource::Step,
             };
-            eviction.observe(cache, layer, source, tap);
+            eviction.observe(cache, layer, source, tap, threads);
             **time += start.elapsed();
         }
     }
