@@ -8,7 +8,8 @@ use super::rounded::{Fraction, Rounded, exponent};
 use crate::isa::{Isa, Level};
 use crate::matrix::packing::{STEP_COLS, STEP_GROUPS};
 
-/// The int8 activations of 8 tokens in one step of 32 columns. What is read together shares cache lines.
+/// The int8 activations of 8 tokens in one step of 32 columns, in the order in which kernels ask for cache lines: what all
+/// of them read, what only types with two units a step read, and what AVX-512 does without.
 #[derive(Clone, Debug)]
 #[repr(C, align(64))]
 pub(crate) struct PanelStep {
@@ -16,19 +17,22 @@ pub(crate) struct PanelStep {
     pub(crate) words: [[i32; STEP_GROUPS]; PANEL_TOKENS],
     /// Exponents of the scales; of a scale of 0, any; NaN of NaN.
     pub(crate) exponents: [f32; PANEL_TOKENS],
-    /// Fractions of the scales.
-    pub(crate) fractions: [Fraction; PANEL_TOKENS],
-    /// Scales.
-    pub(crate) scales: [f32; PANEL_TOKENS],
-    /// Sums of the 32 codes, negated: what offsets of weights are multiplied with.
-    pub(crate) negated_sums: [i32; PANEL_TOKENS],
     /// `scale * sum`, what minima of weights are multiplied with.
     pub(crate) scaled_sums: [f32; PANEL_TOKENS],
+    /// Fractions of the scales.
+    pub(crate) fractions: [Fraction; PANEL_TOKENS],
+    /// Sums of the 32 codes, negated: what offsets of weights are multiplied with.
+    pub(crate) negated_sums: [i32; PANEL_TOKENS],
     /// Sums of the first and last 16 codes, negated.
     pub(crate) negated_half_sums: [[i32; 2]; PANEL_TOKENS],
     /// `scale * sum` of the first and last 16 codes.
     pub(crate) scaled_half_sums: [[f32; 2]; PANEL_TOKENS],
+    /// Scales.
+    pub(crate) scales: [f32; PANEL_TOKENS],
 }
+
+const _: () = assert!(std::mem::offset_of!(PanelStep, negated_half_sums) <= 6 * 64);
+const _: () = assert!(std::mem::offset_of!(PanelStep, scales) <= 8 * 64);
 
 impl PanelStep {
     /// Tokens of zeros.

@@ -156,7 +156,7 @@ fn half_panel<L: Layout, const S: usize, const FIRST: usize>(
         }
     }
     for (step, (x, next)) in x.iter().zip(next).enumerate() {
-        prefetch_half(next, FIRST);
+        prefetch_half::<L>(next, FIRST);
         let lines = scratch.map(|scratch| scratch.step::<L>(step));
         for half in 0..L::STEP_UNITS {
             let mut dots = [[_mm512_setzero_si512(); HALF_PANEL]; S];
@@ -210,13 +210,15 @@ fn half_panel<L: Layout, const S: usize, const FIRST: usize>(
     }
 }
 
-/// Fetches half of a step into the first-level cache.
+/// Fetches half of what [`half_panel`] reads of a step into the first-level cache.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn prefetch_half(x: &PanelStep, first: usize) {
+fn prefetch_half<L: Layout>(x: &PanelStep, first: usize) {
     let start = std::ptr::from_ref(x).cast::<i8>();
-    for line in 0..4 {
-        _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(if first == 0 { line * 64 } else { (4 + line) * 64 }));
+    // Half sums are last.
+    let lines = if L::STEP_UNITS == 1 { 3 } else { 4 };
+    for line in 0..lines {
+        _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(64 * if first == 0 { line } else { lines + line }));
     }
 }
 

@@ -94,7 +94,7 @@ pub(super) const FRACTIONS: usize = Fraction::ALL.len();
 pub(super) const PAIR: usize = 2;
 
 /// Steps of a stretch at most: what is unpacked of them stays in the first-level cache while the tokens go over it.
-pub(super) const STRETCH_STEPS: usize = 16;
+pub(super) const STRETCH_STEPS: usize = 12;
 
 /// Values of a step at most: scales of two units with every fraction, and their minima.
 const MAX_STEP_VALUES: usize = 2 * FRACTIONS + 2;
