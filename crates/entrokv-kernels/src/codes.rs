@@ -2,14 +2,14 @@
 //!
 //! - **`q8_0`**: blocks of 32 elements, each with its own f16 scale: `x = scale * code`, codes from -127 to 127.
 //! - **`tq4`, `tq3`, `tq2`**: *rotated codes*. A vector is rotated by random signs and a Walsh-Hadamard transform
-//!   ([`rotation`]), after which its elements are close to normal whatever they were before, and every element is replaced
-//!   by the nearest point of the Lloyd-Max quantiser of a normal variable ([`codebook`]). One f16 scale a vector, chosen by
+//!   (`rotation`), after which its elements are close to normal whatever they were before, and every element is replaced
+//!   by the nearest point of the Lloyd-Max quantiser of a normal variable (`codebook`). One f16 scale a vector, chosen by
 //!   least squares: `y = scale * point(code)`. Keys are centred and divided by a channel scale first ([`KeyConstants`]);
 //!   values are not. The scheme is EDEN's (Vargaftik et al., 2022) with deterministic codes, as in HIGGS (Malinovskii et
 //!   al., 2024) and TurboQuant (Zandieh et al., 2025).
 //!
 //! Codes are made for 16 tokens at a time, which lie in the lanes of a vector, so that a rotation is additions of whole
-//! vectors; [`packing`] says how they lie in a page. Every instruction set makes the same codes.
+//! vectors; `packing` says how they lie in a page. Every instruction set makes the same codes.
 //!
 //! Numbers that are not finite: a vector with one in it, or (rotated) with a root mean square of 65,520 and more, gets a
 //! scale that is not finite. Whatever is computed from it is NaN, as it would be without codes.
