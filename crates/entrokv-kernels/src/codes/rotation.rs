@@ -48,22 +48,7 @@ pub(crate) fn transform_columns<S: Simd>(s: S, x: &mut [[f32; LANES]]) {
     let n = block_len(x.len());
     let norm = s.splat(1.0 / (n as f32).sqrt());
     for block in x.chunks_exact_mut(n) {
-        let mut apart = 1;
-        while apart < n {
-            for pair in block.chunks_exact_mut(2 * apart) {
-                let (low, high) = pair.split_at_mut(apart);
-                for (low, high) in low.iter_mut().zip(high) {
-                    let (a, b) = (s.load(low), s.load(high));
-                    s.store(low, s.add(a, b));
-                    s.store(high, s.sub(a, b));
-                }
-            }
-            apart *= 2;
-        }
-        for row in block {
-            let scaled = s.mul(s.load(row), norm);
-            s.store(row, scaled);
-        }
+        combine_rows(s, block, norm);
     }
 }
 
@@ -76,22 +61,28 @@ pub(crate) fn transform<S: Simd>(s: S, x: &mut [[f32; LANES]]) {
         for row in block.iter_mut() {
             butterflies(row);
         }
-        let mut apart = 1;
-        while apart < block.len() {
-            for pair in block.chunks_exact_mut(2 * apart) {
-                let (low, high) = pair.split_at_mut(apart);
-                for (low, high) in low.iter_mut().zip(high) {
-                    let (a, b) = (s.load(low), s.load(high));
-                    s.store(low, s.add(a, b));
-                    s.store(high, s.sub(a, b));
-                }
+        combine_rows(s, block, norm);
+    }
+}
+
+/// The sums and differences of rows 1, 2, 4, .. apart, times `norm`.
+#[inline(always)]
+fn combine_rows<S: Simd>(s: S, block: &mut [[f32; LANES]], norm: S::V) {
+    let mut apart = 1;
+    while apart < block.len() {
+        for pair in block.chunks_exact_mut(2 * apart) {
+            let (low, high) = pair.split_at_mut(apart);
+            for (low, high) in low.iter_mut().zip(high) {
+                let (a, b) = (s.load(low), s.load(high));
+                s.store(low, s.add(a, b));
+                s.store(high, s.sub(a, b));
             }
-            apart *= 2;
         }
-        for row in block {
-            let scaled = s.mul(s.load(row), norm);
-            s.store(row, scaled);
-        }
+        apart *= 2;
+    }
+    for row in block {
+        let scaled = s.mul(s.load(row), norm);
+        s.store(row, scaled);
     }
 }
 
