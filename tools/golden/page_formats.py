@@ -4,8 +4,8 @@
     python3 tools/golden/page_formats.py GOLDEN_DIR crates/entrokv-kernels/tests/fixtures
 
 GOLDEN_DIR holds codes.py, an independent float64 reference of rotated codes, and NAME.safetensors: real keys and values
-`[KV heads, T, d]` and queries `[query heads, T, d]`, after RoPE. Of KV head 0 of each, `page-formats-NAME.f32` gets the keys,
-the values and the last query of its first head, as little-endian f32; `page-formats-NAME.json` the moments, the constants
+`[KV heads, T, d]` and queries `[query heads, T, d]`, after RoPE. Of KV head 0 of each, `page-formats-NAME.json` gets the keys,
+the values and the last query of its first head (the bits of each f32 as 8 hexadecimal digits), the moments, the constants
 and, for each number of bits, all codes (a hexadecimal digit each), all scales, the places whose ratio lies within 1e-4 of a
 boundary, relative errors and the logits of that query. Needs numpy and safetensors.
 """
@@ -51,9 +51,7 @@ def main() -> None:
         k, v, q = (tensors[n] for n in "kvq")
         r = len(q) // len(k)
         k, v, q = k[0], v[0], q[:r]
-        with open(target / f"page-formats-{name}.f32", "wb") as file:
-            for part in (k, v, q[0, -1]):
-                file.write(part.astype("<f4").tobytes())
+        vectors = [row.astype(">f4").tobytes().hex() for row in (*k, *v, q[0, -1])]
         k, v, q = (x.astype(np.float64) for x in (k, v, q))
         mu, c = ref.moments(k, q, first=SINKS)
         d = k.shape[-1]
@@ -83,6 +81,7 @@ def main() -> None:
             "centre": mu.tolist(),
             "channel_scale": c.tolist(),
             "rows": rows,
+            "vectors": vectors,
         }
         (target / f"page-formats-{name}.json").write_text(json.dumps(golden, separators=(",", ":")) + "\n")
 

@@ -240,24 +240,29 @@ impl Golden {
         macro_rules! golden {
             ($name:literal) => {
                 ($name, {
-                    let bytes = include_bytes!(concat!("../../tests/fixtures/page-formats-", $name, ".f32"));
                     let json = include_str!(concat!("../../tests/fixtures/page-formats-", $name, ".json"));
-                    Golden::new(bytes, json)
+                    Golden::new(json)
                 })
             };
         }
         [golden!("qwen25_05b-layer0"), golden!("smollm2_135m-layer12")]
     }
 
-    fn new(bytes: &[u8], json: &str) -> Golden {
+    fn new(json: &str) -> Golden {
         let json: serde_json::Value = serde_json::from_str(json).unwrap();
         let [num_tokens, head_dim] = ["num_tokens", "head_dim"].map(|key| json[key].as_u64().unwrap() as usize);
-        let floats: Vec<f32> = bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
-        let mut vectors = floats.chunks_exact(head_dim).map(<[f32]>::to_vec);
+        let float =
+            |digits: &[u8; 8]| f32::from_bits(u32::from_str_radix(std::str::from_utf8(digits).unwrap(), 16).unwrap());
+        let mut vectors = json["vectors"].as_array().unwrap().iter().map(|digits| {
+            let vector: Vec<f32> = digits.as_str().unwrap().as_bytes().as_chunks().0.iter().map(float).collect();
+            assert_eq!(vector.len(), head_dim);
+            vector
+        });
         let keys = vectors.by_ref().take(num_tokens).collect();
         let values = vectors.by_ref().take(num_tokens).collect();
         let query = vectors.next().unwrap();
         assert_eq!(vectors.next(), None);
+        drop(vectors);
         Golden { keys, values, query, json }
     }
 
