@@ -22,7 +22,7 @@ use entrokv_kernels::compute::Compute;
 use entrokv_kernels::dequantize::dequantize;
 use entrokv_kernels::isa::Isa;
 use entrokv_kernels::matmul::matmul;
-use entrokv_kernels::matrix::Matrix;
+use entrokv_kernels::matrix::{Matrix, WeightMemory};
 use entrokv_kernels::weight_type::WeightType;
 
 /// Shape for decoding: 37 MB at 4 bits a weight.
@@ -56,7 +56,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let (rows, cols) = DECODE;
         let bytes = weights(ty, rows * cols);
         let start = Time::now(&compute);
-        let w = Matrix::pack(&compute, ty, rows, cols, &bytes)?;
+        let w = Matrix::pack(&compute, &mut WeightMemory::new(), ty, rows, cols, &bytes)?;
         let pack = bytes.len() as f64 / start.elapsed().as_secs_f64() * 1e-9;
         let decode = w.held_bytes() as f64 / best_seconds(&compute, &w, &bytes, 1) * 1e-9;
         print!("{:<6} {decode:>7.1} {:>7.2} {pack:>7.2}", ty.name(), naive(ty, cols, &bytes[..bytes.len() / 64]));
@@ -66,7 +66,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 continue;
             }
             let bytes = &bytes[..ty.row_bytes(cols).ok_or("whole blocks")? * rows];
-            let w = Matrix::pack(&compute, ty, rows, cols, bytes)?;
+            let w = Matrix::pack(&compute, &mut WeightMemory::new(), ty, rows, cols, bytes)?;
             let operations = (2 * cols * rows * TOKENS) as f64;
             print!(" {:>9.0}", operations / best_seconds(&compute, &w, bytes, TOKENS) * 1e-9 / threads as f64);
         }

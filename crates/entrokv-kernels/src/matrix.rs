@@ -13,7 +13,8 @@ use crate::compute::Compute;
 use crate::dequantize::{BlockFormat, dequantize, with_block_format};
 use crate::weight_type::WeightType;
 
-pub(crate) use memory::Memory;
+use memory::Memory;
+pub use memory::WeightMemory;
 use packing::Packing;
 
 /// Rows that a tile interleaves: the f32 lanes of the widest vector.
@@ -36,13 +37,14 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    /// Packs `bytes`, `rows` rows of `cols` weights of type `weight_type` as a GGUF file stores them.
+    /// Packs `bytes`, `rows` rows of `cols` weights of type `weight_type` as a GGUF file stores them, into `memory`.
     ///
     /// # Errors
     /// [`MatrixError`] when the matrix is empty, `cols` is not a whole number of blocks, `bytes` has another length than
     /// the shape asks for, or the memory cannot be had.
     pub fn pack(
         compute: &Compute,
+        memory: &mut WeightMemory,
         weight_type: WeightType,
         rows: usize,
         cols: usize,
@@ -72,7 +74,7 @@ impl Matrix {
             return Err(too_large);
         };
         let mut memory =
-            Memory::zeroed(held_bytes).map_err(|source| MatrixError::OutOfMemory { bytes: held_bytes, source })?;
+            memory.take(held_bytes).map_err(|source| MatrixError::OutOfMemory { bytes: held_bytes, source })?;
 
         compute.threads.for_each_chunk(memory.bytes_mut(), tile_stride, |tile, packed| {
             let rows = bytes[tile * TILE_ROWS * row_bytes..].chunks_exact(row_bytes).take(TILE_ROWS);

@@ -8,7 +8,7 @@ use entrokv_kernels::compute::Compute;
 use entrokv_kernels::dequantize::dequantize;
 use entrokv_kernels::isa::Isa;
 use entrokv_kernels::matmul::{matmul, matmul_each};
-use entrokv_kernels::matrix::{Matrix, MatrixError};
+use entrokv_kernels::matrix::{Matrix, MatrixError, WeightMemory};
 use entrokv_kernels::weight_type::WeightType;
 
 /// Allowed error of a sum, in units of 2^-24 of the sum of its terms' magnitudes, per 32 columns of it. A unit of 16 or
@@ -156,6 +156,11 @@ struct Case {
     scale: Scale,
 }
 
+/// A matrix in memory of its own.
+fn pack(compute: &Compute, ty: WeightType, rows: usize, cols: usize, bytes: &[u8]) -> Result<Matrix, MatrixError> {
+    Matrix::pack(compute, &mut WeightMemory::new(), ty, rows, cols, bytes)
+}
+
 /// Shapes with every remainder: rows of partial tiles, panels of 1 to 8 tokens and more, stretches of more than 1,024
 /// columns, and for float types columns that are no multiple of anything.
 fn cases(random: &mut Random) -> Vec<Case> {
@@ -200,7 +205,7 @@ fn every_type_on_every_isa_equals_the_oracle_and_each_other() {
             for isa in Isa::available() {
                 let name = format!("{ty} {rows}x{cols}, {tokens} tokens, {scale:?}, {arithmetic:?}, {isa}");
                 let compute = compute(isa, 1);
-                let w = Matrix::pack(&compute, ty, rows, cols, &bytes).expect("a valid matrix");
+                let w = pack(&compute, ty, rows, cols, &bytes).expect("a valid matrix");
                 let got = product(&compute, arithmetic, &w, &x);
                 for (at, (&got, (sum, size))) in got.iter().zip(&expected).enumerate() {
                     let tolerance = ROUNDINGS_PER_STEP * (cols.div_ceil(32) as f64) * size * 2f64.powi(-24);
@@ -231,11 +236,11 @@ fn bits_depend_on_neither_batch_nor_threads_nor_place() {
         for arithmetic in [Arithmetic::Int8, Arithmetic::F32] {
             for isa in Isa::available() {
                 let one = compute(isa, 1);
-                let w = Matrix::pack(&one, ty, rows, cols, &bytes).expect("a valid matrix");
+                let w = pack(&one, ty, rows, cols, &bytes).expect("a valid matrix");
                 let together = product(&one, arithmetic, &w, &x);
                 for threads in [2, 3] {
                     let several = compute(isa, threads);
-                    let w = Matrix::pack(&several, ty, rows, cols, &bytes).expect("a valid matrix");
+                    let w = pack(&several, ty, rows, cols, &bytes).expect("a valid matrix");
                     assert!(
                         same_bits(&product(&several, arithmetic, &w, &x), &together),
                         "{ty} {isa} {threads} threads"
@@ -262,7 +267,7 @@ fn products_with_several_matrices_are_those_with_each() {
             let shapes = [(WeightType::Q4K, 100), (WeightType::F16, 3), (WeightType::Q6K, 40)];
             let matrices = shapes.map(|(ty, rows)| {
                 let bytes = random_weights(&mut random, ty, rows, cols, Scale::Sane);
-                Matrix::pack(&compute, ty, rows, cols, &bytes).expect("a valid matrix")
+                pack(&compute, ty, rows, cols, &bytes).expect("a valid matrix")
             });
             let mut activations = Activations::new(Arithmetic::Int8);
             activations.load(&compute, &x, cols);
@@ -285,7 +290,7 @@ fn int8_activations_cost_six_tenths_of_a_percent_whatever_the_type() {
         let bytes = random_weights(&mut random, ty, rows, cols, Scale::Sane);
         let x = normals(&mut random, tokens * cols);
         let compute = compute(Isa::detect(), 1);
-        let w = Matrix::pack(&compute, ty, rows, cols, &bytes).expect("a valid matrix");
+        let w = pack(&compute, ty, rows, cols, &bytes).expect("a valid matrix");
         let rounded = product(&compute, Arithmetic::Int8, &w, &x);
         let exact = product(&compute, Arithmetic::F32, &w, &x);
         let square = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>();
@@ -305,7 +310,7 @@ fn rows_come_back_as_the_files_bytes_dequantise() {
             let bytes = random_weights(&mut random, ty, rows, cols, scale);
             let mut expected = vec![0.0; rows * cols];
             dequantize(ty, &bytes, &mut expected);
-            let w = Matrix::pack(&compute(Isa::detect(), 2), ty, rows, cols, &bytes).expect("a valid matrix");
+            let w = pack(&compute(Isa::detect(), 2), ty, rows, cols, &bytes).expect("a valid matrix");
             for (row, expected) in expected.chunks(cols).enumerate() {
                 let mut got = vec![f32::NAN; cols];
                 w.dequantize_row(row, &mut got);
@@ -323,7 +328,7 @@ fn zeros_give_zero_and_bad_activations_nan() {
             let (rows, cols) = (20, 512);
             let compute = compute(isa, 1);
             let bytes = random_weights(&mut random, ty, rows, cols, Scale::Sane);
-            let w = Matrix::pack(&compute, ty, rows, cols, &bytes).expect("a valid matrix");
+            let w = pack(&compute, ty, rows, cols, &bytes).expect("a valid matrix");
             let mut x = vec![0.0; 3 * cols];
             assert!(product(&compute, Arithmetic::Int8, &w, &x).iter().all(|&y| y == 0.0), "{ty} {isa}");
             x[cols + 40] = f32::NAN;
@@ -349,7 +354,7 @@ fn a_scale_that_is_not_finite_spoils_its_row_alone() {
             let mut first: Option<Vec<f32>> = None;
             for isa in Isa::available() {
                 let compute = compute(isa, 1);
-                let w = Matrix::pack(&compute, ty, rows, cols, &bytes).expect("a valid matrix");
+                let w = pack(&compute, ty, rows, cols, &bytes).expect("a valid matrix");
                 let y = product(&compute, Arithmetic::Int8, &w, &x);
                 for (at, y) in y.iter().enumerate() {
                     assert_eq!(y.is_finite(), at % rows != bad_row, "{ty} {isa} {bad} [{at}]");
@@ -364,7 +369,7 @@ fn a_scale_that_is_not_finite_spoils_its_row_alone() {
 #[test]
 fn bad_matrices_are_refused_with_figures() {
     let compute = compute(Isa::SCALAR, 1);
-    let error = |ty, rows, cols, len: usize| Matrix::pack(&compute, ty, rows, cols, &vec![0; len]).unwrap_err();
+    let error = |ty, rows, cols, len: usize| pack(&compute, ty, rows, cols, &vec![0; len]).unwrap_err();
     assert!(matches!(error(WeightType::F32, 0, 4, 0), MatrixError::Empty { rows: 0, cols: 4 }));
     let partial = error(WeightType::Q4K, 2, 576, 0);
     assert!(matches!(partial, MatrixError::PartialBlock { cols: 576, block_len: 256, .. }));
@@ -380,7 +385,7 @@ fn packed_weights_hold_little_more_than_the_file() {
     for ty in WeightType::ALL {
         let (rows, cols) = (160, 2048);
         let file_bytes = rows * ty.row_bytes(cols).expect("whole blocks");
-        let w = Matrix::pack(&compute, ty, rows, cols, &vec![0; file_bytes]).expect("a valid matrix");
+        let w = pack(&compute, ty, rows, cols, &vec![0; file_bytes]).expect("a valid matrix");
         let per_block = w.held_bytes() as f64 / (rows * cols / ty.block_len()) as f64;
         let expected = match ty {
             WeightType::Q2K => 100.0,

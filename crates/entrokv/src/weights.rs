@@ -7,7 +7,7 @@ use std::collections::HashSet;
 
 use entrokv_kernels::compute::Compute;
 use entrokv_kernels::dequantize::dequantize;
-use entrokv_kernels::matrix::{Matrix, MatrixError};
+use entrokv_kernels::matrix::{Matrix, MatrixError, WeightMemory};
 use entrokv_kernels::weight_type::WeightType;
 
 use crate::config::{Architecture, ModelConfig};
@@ -119,6 +119,7 @@ fn values(tensor: &Tensor<'_>) -> Vec<f32> {
 struct Loader<'a> {
     gguf: &'a Gguf,
     compute: &'a Compute,
+    memory: WeightMemory,
     taken: HashSet<String>,
 }
 
@@ -143,7 +144,7 @@ impl<'a> Loader<'a> {
 
     fn optional_matrix(&mut self, name: &str, rows: usize, cols: usize) -> Result<Option<Matrix>, WeightsError> {
         let Some(tensor) = self.find(name, &[cols, rows])? else { return Ok(None) };
-        Matrix::pack(self.compute, tensor.weight_type, rows, cols, tensor.data)
+        Matrix::pack(self.compute, &mut self.memory, tensor.weight_type, rows, cols, tensor.data)
             .map(Some)
             .map_err(|source| WeightsError::Pack { name: name.to_string(), source })
     }
@@ -181,7 +182,7 @@ impl Weights {
         compute: &Compute,
         progress: &mut dyn FnMut(f32),
     ) -> Result<Self, WeightsError> {
-        let mut loader = Loader { gguf, compute, taken: HashSet::new() };
+        let mut loader = Loader { gguf, compute, memory: WeightMemory::new(), taken: HashSet::new() };
         let width = config.embedding_len;
         let name = "token_embd.weight";
         let vocab = gguf.tensor(name).ok_or_else(|| WeightsError::Missing { name: name.to_string() })?.rows();

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use crate::compute::Compute;
 use crate::isa::{Isa, Level};
-use crate::matrix::Memory;
+use crate::matrix::WeightMemory;
 use crate::simd::{Kernel, LANES, Simd, dispatch};
 
 /// Bytes read to measure the bandwidth: more than the caches of a large server share.
@@ -56,7 +56,7 @@ impl Machine {
 
 /// 10^9 bytes a second that all threads together read and add up.
 fn read_bandwidth(compute: &Compute) -> std::io::Result<f64> {
-    let mut memory = Memory::zeroed(READ_BYTES)?;
+    let mut memory = WeightMemory::new().take(READ_BYTES)?;
     compute.threads.for_each_chunk(memory.bytes_mut(), READ_CHUNK, |_, chunk| {
         chunk.as_chunks_mut().0.iter_mut().for_each(|word| *word = 1f32.to_ne_bytes());
     });

@@ -6,7 +6,7 @@ use crate::activations::{Activations, Arithmetic};
 use crate::compute::Compute;
 use crate::dequantize::dequantize;
 use crate::matmul::matmul;
-use crate::matrix::Matrix;
+use crate::matrix::{Matrix, WeightMemory};
 use crate::weight_type::WeightType;
 
 /// Columns of every matrix.
@@ -29,7 +29,8 @@ pub(super) fn cases() -> impl Iterator<Item = Case> {
         [(DECODE_BYTES / row_bytes, 1), (PREFILL_ROWS, PREFILL_TOKENS)].map(|(rows, tokens)| -> Case {
             Box::new(move |compute| {
                 let bytes = weights(ty, rows, row_bytes);
-                let w = Matrix::pack(compute, ty, rows, COLS, &bytes).expect("memory for a matrix of the benchmark");
+                let w = Matrix::pack(compute, &mut WeightMemory::new(), ty, rows, COLS, &bytes)
+                    .expect("memory for a matrix of the benchmark");
                 product(compute, &w, &bytes, tokens)
             })
         })

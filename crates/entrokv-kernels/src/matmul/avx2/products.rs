@@ -179,7 +179,7 @@ mod tests {
     use crate::dequantize::{BlockFormat, with_block_format};
     use crate::isa::Isa;
     use crate::matmul::layout::{PAIR, Packed, Unpacked};
-    use crate::matrix::Matrix;
+    use crate::matrix::{Matrix, WeightMemory};
     use crate::weight_type::WeightType;
 
     products! {
@@ -223,7 +223,7 @@ mod tests {
             let num_bytes = TILE_ROWS * weight_type.row_bytes(cols).unwrap();
             // Scales of any bits but those of infinities and NaN, which need all five of an exponent's.
             let bytes: Vec<u8> = (0..num_bytes).map(|i| noise(i) as u8 & 0b1011_1111).collect();
-            let w = Matrix::pack(&compute, weight_type, TILE_ROWS, cols, &bytes).unwrap();
+            let w = Matrix::pack(&compute, &mut WeightMemory::new(), weight_type, TILE_ROWS, cols, &bytes).unwrap();
             for num_tokens in [1, 2, 3, 4, 5, 8, 32] {
                 let x: Vec<f32> = (0..num_tokens * cols).map(|i| noise(i) as f32 * 1e-6 - 8.0).collect();
                 let mut activations = Activations::new(Arithmetic::Int8);
