@@ -3,7 +3,7 @@
 //! A query at position `p` of head `h` attends to the keys of KV head `g = h / group_size` that are resident and visible,
 //! `p - window < position <= p`:
 //! `o = sum_j softmax_j(scale <q, k_j>) v_j` (Vaswani et al. 2017, equation 1), computed by an online softmax in f32
-//! (Milakov and Gimelshein 2018) over **tiles of 256 absolute positions**.
+//! (Milakov and Gimelshein 2018) over **tiles of 384 absolute positions**.
 //!
 //! Invariants, each with a test that bears its name:
 //! 1. *Same bits whoever computes.* A tile's largest score, sum of exponentials and weighted sum of values are computed in
@@ -44,8 +44,9 @@ use crate::disjoint::DisjointMut;
 use crate::page::{PageFormat, PageLayout};
 use crate::simd::{LANES, dispatch};
 
-/// Positions of a tile.
-const TILE: u64 = 256;
+/// Positions of a tile: many, for what is done once a row and tile weighs most where pages are evicted; few enough for a band
+/// of rows' scores to stay in the first-level cache, and for short contexts to have tiles for several threads.
+const TILE: u64 = 384;
 
 /// Filled slots of one page of one KV head.
 #[derive(Clone, Copy, Debug)]

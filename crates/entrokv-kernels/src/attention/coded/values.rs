@@ -23,14 +23,17 @@ const STEP_BLOCKS: usize = BLOCK_LEN / LANES;
 /// Operands of a row's weights in a tile.
 const ROW_OPERANDS: usize = SCORE_STRIDE / LANES;
 
+// A tile's sums of weights and signed bytes fit 32 bits.
+const _: () = assert!(SCORE_STRIDE * 32_767 * 128 <= i32::MAX as usize);
+
 /// A thread's memory for weights as integers and for sums of them.
 #[derive(Default)]
 pub(in crate::attention) struct Weights {
     /// The scales of each strip.
     scales: Vec<[f32; LANES]>,
-    /// Weights of some rows' strips as f32: `[16, rows]`.
+    /// Weights of some rows' strips as f32: `[ROW_OPERANDS, rows]`.
     exact: Vec<[f32; LANES]>,
-    /// `[rows, 16]`: operands of each row's strips.
+    /// `[rows, ROW_OPERANDS]`: operands of each row's strips.
     operands: Vec<Operands>,
     /// What an integer stands for: `[rows]`.
     factors: Vec<f32>,
@@ -40,7 +43,7 @@ pub(in crate::attention) struct Weights {
 
 /// Adds the coded values of a tile, weighted, to the sums `[rows, head_dim]` of a few rows.
 pub(in crate::attention) struct AddValues<'a> {
-    /// `[rows, 256]`: exponentials, 0 where nothing is seen; the first column belongs to the first strip.
+    /// `[rows, SCORE_STRIDE]`: exponentials, 0 where nothing is seen; the first column belongs to the first strip.
     pub(in crate::attention) exponentials: &'a [f32],
     pub(in crate::attention) num_rows: usize,
     pub(in crate::attention) head_dim: usize,
