@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use entrokv::gguf::Gguf;
 use entrokv::{EndTokens, EvictionOptions, Isa, Model, ModelOptions, PageKind, Request, parse_policy};
-use support::{Bench, bits, count, fixtures, options, random_tokens};
+use support::{Bench, bits, count, fixtures, options, random_tokens, vector_isas};
 
 const ARCHITECTURES: [&str; 4] = ["llama-tied", "qwen2-untied", "qwen3-tied", "gemma3"];
 
@@ -25,9 +25,12 @@ fn logits(gguf: &Gguf, options: &ModelOptions, chunk: usize) -> Vec<Vec<u32>> {
 fn any_chunk_size_gives_the_same_bits() {
     for name in ARCHITECTURES {
         let gguf = gguf(name);
-        let whole = logits(&gguf, &options(), 300);
-        for chunk in [1, 7, 64, 256] {
-            assert!(logits(&gguf, &options(), chunk) == whole, "{name}, chunks of {chunk}");
+        for isa in vector_isas() {
+            let of = ModelOptions { isa, ..options() };
+            let whole = logits(&gguf, &of, 300);
+            for chunk in [1, 7, 64, 256] {
+                assert!(logits(&gguf, &of, chunk) == whole, "{name}, {isa}, chunks of {chunk}");
+            }
         }
     }
 }
@@ -36,12 +39,12 @@ fn any_chunk_size_gives_the_same_bits() {
 fn any_thread_count_gives_the_same_bits() {
     for name in ARCHITECTURES {
         let gguf = gguf(name);
-        let one = logits(&gguf, &ModelOptions { threads: count(1), ..options() }, 50);
-        for threads in [2, 3, 5] {
-            assert!(
-                logits(&gguf, &ModelOptions { threads: count(threads), ..options() }, 50) == one,
-                "{name}, {threads}"
-            );
+        for isa in vector_isas() {
+            let of = |threads| ModelOptions { isa, threads: count(threads), ..options() };
+            let one = logits(&gguf, &of(1), 50);
+            for threads in [2, 3, 5] {
+                assert!(logits(&gguf, &of(threads), 50) == one, "{name}, {isa}, {threads}");
+            }
         }
     }
 }
@@ -67,7 +70,7 @@ fn any_vector_instruction_set_gives_the_same_bits() {
     for name in ARCHITECTURES {
         let gguf = gguf(name);
         let best = logits(&gguf, &ModelOptions { isa: Isa::detect().in_f32(), ..options() }, 50);
-        for isa in support::every_isa().into_iter().filter(|isa| isa.name() != "scalar" && *isa == isa.in_f32()) {
+        for isa in vector_isas().filter(|isa| *isa == isa.in_f32()) {
             assert!(logits(&gguf, &ModelOptions { isa, ..options() }, 50) == best, "{name}, {}", isa.name());
         }
     }
@@ -104,10 +107,11 @@ fn request(seed: u64, len: usize, budget: Option<&str>) -> Request {
 
 #[test]
 fn a_sequence_is_the_same_alone_and_in_company() {
-    for name in ARCHITECTURES {
+    for (name, isa) in ARCHITECTURES.into_iter().flat_map(|name| vector_isas().map(move |isa| (name, isa))) {
         let gguf = gguf(name);
         let open = |chunk| {
-            Model::from_gguf(&gguf, &ModelOptions { chunk_size: count(chunk), ..options() }, &mut |_| ()).unwrap()
+            let options = ModelOptions { isa, chunk_size: count(chunk), ..options() };
+            Model::from_gguf(&gguf, &options, &mut |_| ()).unwrap()
         };
         let requests =
             || [request(1, 130, None), request(2, 77, Some("20%")), request(3, 200, Some("30%")), request(4, 16, None)];
@@ -118,7 +122,7 @@ fn a_sequence_is_the_same_alone_and_in_company() {
             let ids: Vec<_> = requests().into_iter().map(|request| model.engine.submit(request).unwrap()).collect();
             for (id, alone) in ids.into_iter().zip(&alone) {
                 let together = model.engine.finish(id, &mut |_| ()).unwrap();
-                assert_eq!(&together.tokens, alone, "{name}, chunks of {chunk}");
+                assert_eq!(&together.tokens, alone, "{name}, {isa}, chunks of {chunk}");
                 model.engine.close(id);
             }
             assert_eq!(model.engine.pool().used_bytes(), 0);

@@ -32,6 +32,11 @@ pub fn every_isa() -> Vec<Isa> {
     Isa::available()
 }
 
+/// Those whose speed is meant for whole texts: all but the portable one.
+pub fn vector_isas() -> impl Iterator<Item = Isa> {
+    every_isa().into_iter().filter(|&isa| isa != Isa::SCALAR)
+}
+
 /// A runner with a pool and one sequence's cache, without an engine around them.
 pub struct Bench {
     pub config: ModelConfig,
@@ -54,17 +59,20 @@ impl Bench {
 
     /// Logits of every row of `tokens`, which follow what was fed before, in chunks of `chunk`.
     pub fn feed(&mut self, tokens: &[u32], chunk: usize) -> Vec<Vec<f32>> {
+        self.advance(tokens, chunk, LogitsWanted::All)
+    }
+
+    /// Reads `tokens` for the sake of the cache alone.
+    pub fn skip(&mut self, tokens: &[u32], chunk: usize) {
+        self.advance(tokens, chunk, LogitsWanted::None);
+    }
+
+    fn advance(&mut self, tokens: &[u32], chunk: usize, logits: LogitsWanted) -> Vec<Vec<f32>> {
         let mut rows = Vec::new();
         for part in tokens.chunks(chunk) {
             let first_position = self.cache.logical_len() as u32;
             self.cache.grow(&mut self.pool, part.len()).unwrap();
-            let span = BatchSpan {
-                tokens: part,
-                first_position,
-                cache: &self.cache,
-                constants: &[],
-                logits: LogitsWanted::All,
-            };
+            let span = BatchSpan { tokens: part, first_position, cache: &self.cache, constants: &[], logits };
             let mut logits = self.runner.forward(&[span], &mut NoTaps).unwrap();
             rows.extend(logits.rows(0).map(|row| row.to_vec()));
             self.cache.slide_windows(&mut self.pool);
