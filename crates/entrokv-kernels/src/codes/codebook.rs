@@ -10,11 +10,12 @@ pub(crate) struct Codebook {
     pub(crate) points: &'static [f32],
     /// The middles between neighbours; one fewer than points.
     pub(crate) boundaries: &'static [f32],
-    /// What attention multiplies the points with to round them to integers: the one of least mean squared rounding error of a normal variable's points, a thousandth fine, that keeps the
-    /// integers within 127. The root mean square of that error, of the variable's standard deviation: 0.0032 (4 bits),
-    /// 0.0011 (3), 0.0002 (2), beside the code's own 0.0975, 0.186 and 0.343.
-    pub(crate) multiplier: f32,
-    /// The points times the multiplier, rounded, plus [`KEY_OFFSET`]: as a table of 16, in which a code's entry does not
+    /// What one of the integers stands for that attention rounds points to. Its inverse, a thousandth fine, is the one of least
+    /// mean squared rounding error of a normal variable's points that keeps the integers within 127. The root mean square of
+    /// that error, of the variable's standard deviation: 0.0032 (4 bits), 0.0011 (3), 0.0002 (2), beside the code's own
+    /// 0.0975, 0.186 and 0.343.
+    pub(crate) unit: f32,
+    /// The points in units, rounded, plus [`KEY_OFFSET`]: as a table of 16, in which a code's entry does not
     /// depend on bits above its own.
     pub(crate) key_table: [u8; 16],
     /// The same without the offset, signed.
@@ -86,7 +87,7 @@ macro_rules! codebook {
                 bits: $bits,
                 points: &const { rounded(POINTS) },
                 boundaries: &const { middles::<{ (1 << $bits) - 1 }>(&POINTS) },
-                multiplier: $multiplier as f32,
+                unit: 1.0 / $multiplier as f32,
                 key_table: table(&multiplied(&POINTS, $multiplier), KEY_OFFSET),
                 value_table: table(&multiplied(&POINTS, $multiplier), 0),
             }
@@ -124,7 +125,7 @@ mod tests {
                 assert!((boundary - (book.points[i] + book.points[i + 1]) / 2.0).abs() < 1e-6);
             }
             for (i, (key, value)) in book.key_table.iter().zip(book.value_table).enumerate() {
-                let integer = (book.points[i & (n - 1)] * book.multiplier).round() as i32;
+                let integer = (book.points[i & (n - 1)] / book.unit).round() as i32;
                 assert_eq!((i32::from(*key) - 128, i32::from(value.cast_signed())), (integer, integer));
             }
         }

@@ -1,16 +1,19 @@
 //! Products of codes with integers, exact on every instruction set, and the dispatch to them.
 //!
-//! A *group* is 64 codes of one byte, 16 lanes of 4, and meets 4 integers of 16 bits, which are the same for all lanes: the
-//! *operand*. Codes of keys are unsigned (their value plus an offset), those of values signed. Sums are 32 bits wide and wrap;
-//! the callers' numbers are small enough not to. A group is handled in one piece or in two *sides* of 8 lanes each, and how an
-//! operand is spelled is an instruction set's own business:
+//! A *group* is 64 codes of one byte, 16 lanes of 4, and meets 4 integers of one byte, which are the same for all lanes: the
+//! *operand*. Either side is signed and the other is not: codes of keys are unsigned (their value plus an offset) and meet
+//! signed queries, those of values are signed and meet weights. Sums are 32 bits wide and wrap; the callers' numbers are small
+//! enough not to. A group is handled in one piece or in two *sides* of 8 lanes each, and how an operand is spelled is an
+//! instruction set's own business:
 //!
-//! | instruction set | product                                                                      | sides | operand             |
-//! |-----------------|------------------------------------------------------------------------------|-------|---------------------|
-//! | AVX-512 VNNI    | `vpdpbusd` with the high bytes, then with the low ones, summed apart          | 1     | 4 high, 4 low bytes |
-//! | AVX2            | bytes widened to 16 bits, even ones and odd ones apart, two `vpmaddwd`        | 2     | 0, 2, 1, 3          |
-//! | AVX-VNNI        | the same with `vpdpwssd`                                                       | 2     | 0, 2, 1, 3          |
-//! | portable        | one after another                                                             | 1     | 0, 1, 2, 3          |
+//! | instruction set | product                                                                | sides | operand                |
+//! |-----------------|------------------------------------------------------------------------|-------|------------------------|
+//! | AVX-512 VNNI    | `vpdpbusd`                                                             | 1     | 4 bytes                |
+//! | AVX-VNNI        | `vpdpbusd`                                                             | 2     | 4 bytes                |
+//! | AVX2            | bytes widened to 16 bits, even ones and odd ones apart, two `vpmaddwd` | 2     | 0, 2, 1, 3, of 16 bits |
+//! | portable        | one after another                                                      | 1     | 0, 1, 2, 3, of 16 bits |
+//!
+//! AVX2's own product of bytes, `vpmaddubsw`, saturates: two products of weights up to 255 do not fit 16 bits.
 
 use super::{LANES, Scalar, Simd};
 use crate::isa::{Isa, Level};
@@ -18,7 +21,7 @@ use crate::isa::{Isa, Level};
 /// Bytes of a group.
 pub(crate) const GROUP_BYTES: usize = 64;
 
-/// Sixteen integers of 16 bits as the operands of four groups.
+/// Sixteen integers as the operands of four groups.
 pub(crate) type Operands = [u64; 4];
 
 /// A computation on codes that can be compiled for any instruction set.
@@ -80,19 +83,17 @@ pub(crate) trait Integers: Copy {
     /// # Safety
     /// 8 bytes can be read at `p`; they are an operand that this instruction set spelled.
     unsafe fn operand(self, p: *const u64) -> Self::Operand;
-    /// Adds the products of a side of unsigned codes and an operand of [`Integers::signed_operands`].
+    /// Adds the products of a side of unsigned codes and an operand within 127.
     fn add_unsigned(self, sums: Self::Sums, codes: Self::Bytes, operand: Self::Operand) -> Self::Sums;
-    /// Adds the products of a side of signed codes and an operand of [`Integers::unsigned_operands`].
+    /// Adds the products of a side of signed codes and an operand from 0 to 255.
     fn add_signed(self, sums: Self::Sums, codes: Self::Bytes, operand: Self::Operand) -> Self::Sums;
     /// Adds the sums to [`Integers::SIDE_LANES`] integers.
     ///
     /// # Safety
     /// They can be read and written at `p`.
     unsafe fn add_to(self, p: *mut i32, sums: Self::Sums);
-    /// Spells integers from -32,512 to 32,512 as operands.
-    fn signed_operands(self, x: &[i32; LANES]) -> Operands;
-    /// Spells integers from 0 to 32,767 as operands.
-    fn unsigned_operands(self, x: &[i32; LANES]) -> Operands;
+    /// Spells integers from -127 to 255 as operands.
+    fn operands(self, x: &[i32; LANES]) -> Operands;
     /// The nearest integers, ties to even.
     fn round(self, x: <Self::Floats as Simd>::V) -> [i32; LANES];
     /// The nearest f32 of each.
@@ -176,14 +177,10 @@ impl Integers for Scalar {
         }
     }
     #[inline(always)]
-    fn signed_operands(self, x: &[i32; LANES]) -> Operands {
+    fn operands(self, x: &[i32; LANES]) -> Operands {
         std::array::from_fn(|i| {
             (0..4).fold(0, |operand, j| operand | u64::from(x[4 * i + j] as i16 as u16) << (16 * j))
         })
-    }
-    #[inline(always)]
-    fn unsigned_operands(self, x: &[i32; LANES]) -> Operands {
-        self.signed_operands(x)
     }
     #[inline(always)]
     fn round(self, x: [f32; LANES]) -> [i32; LANES] {
@@ -215,7 +212,7 @@ mod tests {
         fn run<I: Integers>(self, i: I) {
             let entries: [u8; 16] = std::array::from_fn(|i| (i * 17 + 3) as u8);
             let table = i.table(&entries);
-            let (signed, unsigned) = (i.signed_operands(self.signed), i.unsigned_operands(self.unsigned));
+            let (signed, unsigned) = (i.operands(self.signed), i.operands(self.unsigned));
             let mut sums = [[7i32; LANES]; 2];
             let mut unpacked = [[0u8; GROUP_BYTES]; 5];
             for side in 0..I::SIDES {
@@ -264,11 +261,11 @@ mod tests {
         };
         for round in 0..200 {
             let mut bytes: [u8; GROUP_BYTES] = std::array::from_fn(|_| next() as u8);
-            let mut signed: [i32; LANES] = std::array::from_fn(|_| next() % 65_025 - 32_512);
-            let mut unsigned: [i32; LANES] = std::array::from_fn(|_| next() % 32_768);
+            let mut signed: [i32; LANES] = std::array::from_fn(|_| next() % 255 - 127);
+            let mut unsigned: [i32; LANES] = std::array::from_fn(|_| next() % 256);
             match round {
-                0 => (bytes, signed, unsigned) = ([255; 64], [32_512; 16], [32_767; 16]),
-                1 => (bytes, signed, unsigned) = ([128; 64], [-32_512; 16], [0; 16]),
+                0 => (bytes, signed, unsigned) = ([255; 64], [127; 16], [255; 16]),
+                1 => (bytes, signed, unsigned) = ([128; 64], [-127; 16], [255; 16]),
                 _ => {}
             }
             let run = |isa| {

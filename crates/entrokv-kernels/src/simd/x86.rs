@@ -130,10 +130,7 @@ impl Simd for $isa {
         select_lt(a: __m512, b: __m512, x: __m512, y: __m512) -> __m512 =
             _mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b), y, x);
         round(a: __m512) -> __m512 = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a);
-        exp2_integral(n: __m512) -> __m512 = {
-            let biased = _mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127));
-            _mm512_castsi512_ps(_mm512_slli_epi32::<23>(biased))
-        };
+        mul_exp2(a: __m512, n: __m512) -> __m512 = _mm512_scalef_ps(a, n);
         keep(v: __m512, mask: u16, other: __m512) -> __m512 = _mm512_mask_blend_ps(mask, other, v);
         sum(v: __m512) -> f32 = sum8(_mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v)));
         prefetch(p: *const u8) -> () = _mm_prefetch::<_MM_HINT_T1>(p.cast());
@@ -284,7 +281,7 @@ impl Simd for Avx2 {
             _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a.0),
             _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a.1),
         );
-        exp2_integral(n: Self::V) -> Self::V = (exp2_integral8(n.0), exp2_integral8(n.1));
+        mul_exp2(a: Self::V, n: Self::V) -> Self::V = (mul_exp2_8(a.0, n.0), mul_exp2_8(a.1, n.1));
         keep(v: Self::V, mask: u16, other: Self::V) -> Self::V =
             (keep8(v.0, mask & 0xff, other.0), keep8(v.1, mask >> 8, other.1));
         sum(v: Self::V) -> f32 = sum8(_mm256_add_ps(v.0, v.1));
@@ -311,12 +308,12 @@ fn max8(v: __m256) -> f32 {
     _mm_cvtss_f32(_mm_max_ss(v, _mm_movehdup_ps(v)))
 }
 
-/// `2^n` in 8 lanes.
+/// `a * 2^n` in 8 lanes.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn exp2_integral8(n: __m256) -> __m256 {
+fn mul_exp2_8(a: __m256, n: __m256) -> __m256 {
     let biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
-    _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
+    _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased)))
 }
 
 /// `v` where the lane's bit of `mask` is set, else `other`.

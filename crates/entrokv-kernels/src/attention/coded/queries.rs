@@ -6,8 +6,8 @@ use crate::page::PageFormat;
 use crate::simd::integers::{IntegerKernel, Integers, Operands};
 use crate::simd::{LANES, Simd};
 
-/// The largest integer of a query: 127 times 256, so that its high byte is at most 127 when its low byte is signed.
-const LARGEST: f32 = 32_512.0;
+/// The largest integer of a query: of 8 bits, whose error is a tenth of that of codes of 4 bits.
+const LARGEST: f32 = 127.0;
 
 /// Which codes the keys of a list are in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -138,7 +138,7 @@ fn quantise<I: Integers>(i: I, x: &[[f32; LANES]], operands: &mut [Operands]) ->
     let mut sums = [0i32; LANES];
     for (x, operands) in x.iter().zip(operands) {
         let integers = i.round(s.mul(s.load(x), inverse));
-        *operands = i.signed_operands(&integers);
+        *operands = i.operands(&integers);
         sums.iter_mut().zip(integers).for_each(|(sum, x)| *sum = sum.wrapping_add(x));
     }
     let sum = sums.into_iter().fold(0, i32::wrapping_add);

@@ -70,7 +70,7 @@ impl ScoreStrips<'_> {
                     }
                 };
             }
-            block!(1 2 3 4);
+            block!(1 2 3 4 5 6 7 8);
         }
     }
 
@@ -153,9 +153,8 @@ impl<P: Packed, const M: usize, const N: usize> Registers<'_, P, M, N> {
         let mut totals: [_; M] = std::array::from_fn(|m| [[terms[m].start; LANES]; N]);
         self.add_products(i, &book.key_table, (0, num_steps), (operands, row_len), &mut totals);
         let scales = self.scales(i, 0);
-        let unit = 1.0 / book.multiplier;
         for (m, totals) in totals.iter().enumerate() {
-            let (factor, bias) = (s.splat(terms[m].factor * unit), s.splat(terms[m].bias));
+            let (factor, bias) = (s.splat(terms[m].factor * book.unit), s.splat(terms[m].bias));
             for (n, total) in totals.iter().enumerate() {
                 let score = s.fused_mul_add(i.widen(total), s.mul(scales[n], factor), bias);
                 // SAFETY: `out` has `M` rows of at least `16 * N` elements.

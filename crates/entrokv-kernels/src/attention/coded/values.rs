@@ -14,17 +14,14 @@ use crate::codes::{BLOCK_LEN, Code, Rotated};
 use crate::simd::integers::{IntegerKernel, Integers, Operands};
 use crate::simd::{LANES, Simd};
 
-/// The largest integer of a weight.
-const LARGEST: f32 = 32_767.0;
+/// What the largest weight becomes. With what rounding those before it left, half a unit at most, it fits a byte.
+const LARGEST: f32 = 254.0;
 
 /// Dimension blocks of a step.
 const STEP_BLOCKS: usize = BLOCK_LEN / LANES;
 
 /// Operands of a row's weights in a tile.
 const ROW_OPERANDS: usize = SCORE_STRIDE / LANES;
-
-// A tile's sums of weights and signed bytes fit 32 bits.
-const _: () = assert!(SCORE_STRIDE * 32_767 * 128 <= i32::MAX as usize);
 
 /// A thread's memory for weights as integers and for sums of them.
 #[derive(Default)]
@@ -186,21 +183,26 @@ impl IntegerKernel for Quantise<'_, '_> {
         let Quantise { tile, kind, weights } = self;
         let s = i.floats();
         let scales = &mut weights.scales[..tile.strips.len()];
-        for (scale, strip) in scales.iter_mut().zip(tile.strips) {
-            let Some(code) = kind.code_of(strip) else {
-                // So are its weights.
-                *scale = [0.0; LANES];
-                continue;
-            };
-            let (index, unit) = match (kind, code) {
-                (Kind::Block(block), _) => (block, 1.0),
-                (Kind::Rotated, Code::Rotated(rotated)) => (0, 1.0 / rotated.codebook().multiplier),
-                (Kind::Rotated, Code::Q8) => continue,
+        let mut scales_left = scales.iter_mut();
+        for run in tile.strips.chunk_by(|a, b| a.value_format == b.value_format) {
+            // In this order the end of the run takes no scale.
+            let scales = run.iter().zip(scales_left.by_ref());
+            let (index, code, unit) = match (kind, kind.code_of(&run[0])) {
+                (Kind::Block(block), Some(code)) => (block, code, 1.0),
+                (Kind::Rotated, Some(code @ Code::Rotated(rotated))) => (0, code, rotated.codebook().unit),
+                // So are their weights.
+                (_, None) | (Kind::Rotated, Some(Code::Q8)) => {
+                    scales.for_each(|(_, scale)| *scale = [0.0; LANES]);
+                    continue;
+                }
             };
             let at = scales_at(code, tile.head_dim) + index * LANES * size_of::<u16>();
-            s.prefetch(strip.ahead_of_values.wrapping_add(at));
-            // SAFETY: a strip's scales follow its codes.
-            s.store(scale, s.mul(unsafe { s.load_f16_ptr(strip.values.add(at).cast()) }, s.splat(unit)));
+            let unit = s.splat(unit);
+            for (strip, scale) in scales {
+                s.prefetch(strip.ahead_of_values.wrapping_add(at));
+                // SAFETY: a strip's scales follow its codes.
+                s.store(scale, s.mul(unsafe { s.load_f16_ptr(strip.values.add(at).cast()) }, unit));
+            }
         }
         let mut rows = tile.exponentials.chunks(SCORE_STRIDE);
         let mut operands = weights.operands.chunks_exact_mut(ROW_OPERANDS);
@@ -240,18 +242,23 @@ fn quantise_rows<I: Integers, const M: usize>(
 ) {
     let s = i.floats();
     let zero = s.splat(0.0);
-    let weights = &mut weights.as_chunks_mut::<M>().0[..scales.len()];
+    let num_strips = scales.len();
+    // Checked here, not for every strip.
+    let exponentials = exponentials.map(|row| row[..num_strips].as_ptr());
+    let operands = operands.map(|row| row[..num_strips].as_mut_ptr());
+    let weights = &mut weights.as_chunks_mut::<M>().0[..num_strips];
     let mut largest = [zero; M];
-    // 0, or NaN if a weight is not finite, which `max` may lose.
-    let mut poison = [zero; M];
+    // Not finite if a weight is not, which `max` may lose.
+    let mut sums = [zero; M];
     for (n, (scale, weights)) in scales.iter().zip(&mut *weights).enumerate() {
         let scale = s.load(scale);
         for (m, weight) in weights.iter_mut().enumerate() {
-            let e = s.load(&exponentials[m][n]);
+            // SAFETY: a row has as many as there are strips.
+            let e = unsafe { s.load_ptr(exponentials[m].add(n).cast()) };
             // The scale of what is not seen may be anything.
             let w = s.select_lt(zero, e, s.mul(e, scale), zero);
             largest[m] = s.max(largest[m], w);
-            poison[m] = s.fused_mul_add(w, zero, poison[m]);
+            sums[m] = s.add(sums[m], w);
             s.store(weight, w);
         }
     }
@@ -261,11 +268,18 @@ fn quantise_rows<I: Integers, const M: usize>(
         // So small weights that they cannot be scaled are nothing.
         let inverse = LARGEST / largest;
         inverses[m] = s.splat(if inverse.is_finite() { inverse } else { 0.0 });
-        *factor = largest / LARGEST + s.sum(poison[m]);
+        // NaN if a weight is not finite.
+        *factor = largest / LARGEST + s.sum(sums[m]) * 0.0;
     }
+    let mut left = [zero; M];
     for (n, weights) in weights.iter().enumerate() {
         for (m, weight) in weights.iter().enumerate() {
-            operands[m][n] = i.unsigned_operands(&i.round(s.mul(s.load(weight), inverses[m])));
+            let exact = s.fused_mul_add(s.load(weight), inverses[m], left[m]);
+            // 0 for a weight of 0: a half is rounded to even.
+            let rounded = s.round(exact);
+            left[m] = s.sub(exact, rounded);
+            // SAFETY: as above.
+            unsafe { operands[m].add(n).write(i.operands(&i.round(rounded))) };
         }
     }
 }
@@ -297,7 +311,7 @@ impl<'a> Block<'a> {
                 }
             };
         }
-        block!(1 2 3 4);
+        block!(1 2 3 4 5 6 7 8);
     }
 }
 

@@ -17,7 +17,7 @@ pub(super) struct Madd(Avx2);
 #[derive(Clone, Copy)]
 pub(super) struct Vnni(Avx2);
 
-/// The 256-bit `vpdpwssd` of AVX-512, which computes what AVX-VNNI's does: for tests on CPUs without the latter.
+/// The 256-bit `vpdpbusd` of AVX-512, which computes what AVX-VNNI's does: for tests on CPUs without the latter.
 #[cfg(test)]
 #[derive(Clone, Copy)]
 pub(super) struct EvexVnni(Avx2);
@@ -83,12 +83,11 @@ macro_rules! op {
 impl Integers for Vnni512 {
     type Floats = Avx512;
     type Bytes = __m512i;
-    type Operand = (__m512i, __m512i);
-    // Of the high bytes, of the low bytes.
-    type Sums = (__m512i, __m512i);
+    type Operand = __m512i;
+    type Sums = __m512i;
     const SIDES: usize = 1;
-    // 16 sums of 32 registers, 4 for codes, 2 for an operand, 2 for the table and a mask.
-    const ROWS: usize = 4;
+    // 16 sums of 32 registers, 4 for codes, 1 for an operand, 2 for the table and a mask.
+    const ROWS: usize = 8;
 
     vectorize!(Vnni512, "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c");
     #[inline(always)]
@@ -108,15 +107,12 @@ impl Integers for Vnni512 {
     #[inline(always)]
     unsafe fn operand(self, p: *const u64) -> Self::Operand {
         // SAFETY: the caller's promise.
-        unsafe { (_mm512_set1_epi32(*p.cast()), _mm512_set1_epi32(*p.cast::<i32>().add(1))) }
+        unsafe { _mm512_set1_epi32(*p.cast()) }
     }
     #[inline(always)]
-    unsafe fn add_to(self, p: *mut i32, sums: Self::Sums) {
+    unsafe fn add_to(self, p: *mut i32, sums: __m512i) {
         // SAFETY: the caller's promise: 16 integers; unaligned accesses.
-        unsafe {
-            let sum = _mm512_add_epi32(_mm512_slli_epi32::<8>(sums.0), sums.1);
-            _mm512_storeu_si512(p.cast(), _mm512_add_epi32(_mm512_loadu_si512(p.cast()), sum));
-        }
+        unsafe { _mm512_storeu_si512(p.cast(), _mm512_add_epi32(_mm512_loadu_si512(p.cast()), sums)) };
     }
     op! {
         table(entries: &[u8; 16]) -> __m512i = _mm512_broadcast_i32x4(_mm_loadu_si128(entries.as_ptr().cast()));
@@ -130,18 +126,17 @@ impl Integers for Vnni512 {
             _mm512_and_si512(moved, _mm512_set1_epi8(mask.cast_signed()))
         };
         or(a: __m512i, b: __m512i) -> __m512i = _mm512_or_si512(a, b);
-        zero() -> Self::Sums = (_mm512_setzero_si512(), _mm512_setzero_si512());
-        add_unsigned(sums: Self::Sums, codes: __m512i, operand: Self::Operand) -> Self::Sums =
-            (_mm512_dpbusd_epi32(sums.0, codes, operand.0), _mm512_dpbusd_epi32(sums.1, codes, operand.1));
-        add_signed(sums: Self::Sums, codes: __m512i, operand: Self::Operand) -> Self::Sums =
-            (_mm512_dpbusd_epi32(sums.0, operand.0, codes), _mm512_dpbusd_epi32(sums.1, operand.1, codes));
-        // The low bytes are signed there, so the high ones are rounded to nearest.
-        signed_operands(x: &[i32; LANES]) -> Operands = {
-            let x = _mm512_loadu_si512(x.as_ptr().cast());
-            let high = _mm512_add_epi32(x, _mm512_set1_epi32(128));
-            high_and_low(_mm512_mask_blend_epi8(LOW_BYTES, high, x))
+        zero() -> __m512i = _mm512_setzero_si512();
+        add_unsigned(sums: __m512i, codes: __m512i, operand: __m512i) -> __m512i =
+            _mm512_dpbusd_epi32(sums, codes, operand);
+        add_signed(sums: __m512i, codes: __m512i, operand: __m512i) -> __m512i =
+            _mm512_dpbusd_epi32(sums, operand, codes);
+        operands(x: &[i32; LANES]) -> Operands = {
+            let bytes = _mm512_cvtepi32_epi8(_mm512_loadu_si512(x.as_ptr().cast()));
+            let mut operands = [0; 4];
+            _mm256_storeu_si256(operands.as_mut_ptr().cast(), _mm256_cvtepu32_epi64(bytes));
+            operands
         };
-        unsigned_operands(x: &[i32; LANES]) -> Operands = high_and_low(_mm512_loadu_si512(x.as_ptr().cast()));
         round(x: __m512) -> [i32; LANES] = {
             let mut rounded = [0; LANES];
             _mm512_storeu_si512(rounded.as_mut_ptr().cast(), _mm512_cvtps_epi32(x));
@@ -151,34 +146,17 @@ impl Integers for Vnni512 {
     }
 }
 
-/// The lowest byte of each of 16 integers.
-const LOW_BYTES: u64 = 0x1111_1111_1111_1111;
-
-/// Of every four integers, bits 8 to 15, then bits 0 to 7.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-fn high_and_low(x: __m512i) -> Operands {
-    // Both halves of a 128-bit lane get the same; one is left out.
-    let bytes = _mm_set1_epi64x(i64::from_le_bytes([1, 5, 9, 13, 0, 4, 8, 12]));
-    let x = _mm512_shuffle_epi8(x, _mm512_broadcast_i32x4(bytes));
-    let x = _mm512_permutexvar_epi64(_mm512_set_epi64(7, 5, 3, 1, 6, 4, 2, 0), x);
-    let mut operands = [0; 4];
-    // SAFETY: 32 bytes; unaligned store.
-    unsafe { _mm256_storeu_si256(operands.as_mut_ptr().cast(), _mm512_castsi512_si256(x)) };
-    operands
-}
-
-/// `Integers` on 256-bit registers ; the function adds sums of two products of 16 bits to 8 lanes.
+/// `Integers` on 256-bit registers, with what is an instruction set's own: operands, their products with codes, and rows whose
+/// sums fit the registers.
 macro_rules! integers256 {
-    ($isa:ident, $features:literal, $add_products:path) => {
+    ($isa:ident, $features:literal, rows $rows:literal, $operand:ty, {$($products:item)*}, {$($ops:tt)*}) => {
         impl Integers for $isa {
             type Floats = Avx2;
             type Bytes = __m256i;
-            type Operand = (__m256i, __m256i);
+            type Operand = $operand;
             type Sums = __m256i;
             const SIDES: usize = 2;
-            // 6 sums of 16 registers, 4 for widened codes, 2 for an operand, 1 for products, 2 for the table and a mask.
-            const ROWS: usize = 3;
+            const ROWS: usize = $rows;
 
             vectorize!($isa, $features);
             #[inline(always)]
@@ -194,11 +172,6 @@ macro_rules! integers256 {
             unsafe fn store(self, p: *mut u8, bytes: __m256i) {
                 // SAFETY: the caller's promise; unaligned store.
                 unsafe { _mm256_storeu_si256(p.cast(), bytes) }
-            }
-            #[inline(always)]
-            unsafe fn operand(self, p: *const u64) -> Self::Operand {
-                // SAFETY: the caller's promise.
-                unsafe { (_mm256_set1_epi32(*p.cast()), _mm256_set1_epi32(*p.cast::<i32>().add(1))) }
             }
             #[inline(always)]
             unsafe fn add_to(self, p: *mut i32, sums: __m256i) {
@@ -219,16 +192,6 @@ macro_rules! integers256 {
                 };
                 or(a: __m256i, b: __m256i) -> __m256i = _mm256_or_si256(a, b);
                 zero() -> __m256i = _mm256_setzero_si256();
-                add_unsigned(sums: __m256i, codes: __m256i, operand: Self::Operand) -> __m256i = {
-                    let even = _mm256_and_si256(codes, _mm256_set1_epi16(0xff));
-                    let sums = $add_products(sums, even, operand.0);
-                    $add_products(sums, _mm256_srli_epi16::<8>(codes), operand.1)
-                };
-                add_signed(sums: __m256i, codes: __m256i, operand: Self::Operand) -> __m256i = {
-                    let even = _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(codes));
-                    let sums = $add_products(sums, even, operand.0);
-                    $add_products(sums, _mm256_srai_epi16::<8>(codes), operand.1)
-                };
                 round(x: (__m256, __m256)) -> [i32; LANES] = {
                     let mut rounded = [0; LANES];
                     _mm256_storeu_si256(rounded.as_mut_ptr().cast(), _mm256_cvtps_epi32(x.0));
@@ -240,17 +203,8 @@ macro_rules! integers256 {
                     _mm256_cvtepi32_ps(_mm256_loadu_si256(x.as_ptr().add(8).cast())),
                 );
             }
-            #[inline(always)]
-            fn signed_operands(self, x: &[i32; LANES]) -> Operands {
-                std::array::from_fn(|i| {
-                    let word = |j: usize| u64::from(x[4 * i + j] as u16);
-                    word(0) | word(2) << 16 | word(1) << 32 | word(3) << 48
-                })
-            }
-            #[inline(always)]
-            fn unsigned_operands(self, x: &[i32; LANES]) -> Operands {
-                self.signed_operands(x)
-            }
+            op! { $($ops)* }
+            $($products)*
         }
     };
 }
@@ -262,21 +216,54 @@ fn multiply_and_add(sums: __m256i, a: __m256i, b: __m256i) -> __m256i {
     _mm256_add_epi32(sums, _mm256_madd_epi16(a, b))
 }
 
-/// The same in one instruction.
-#[inline]
-#[target_feature(enable = "avx2,avxvnni")]
-fn dot(sums: __m256i, a: __m256i, b: __m256i) -> __m256i {
-    _mm256_dpwssd_avx_epi32(sums, a, b)
+// 6 sums of 16 registers, 4 for widened codes, 2 for an operand, 1 for products, 2 for the table and a mask.
+integers256!(Madd, "avx2,fma,f16c", rows 3, (__m256i, __m256i), {
+    #[inline(always)]
+    unsafe fn operand(self, p: *const u64) -> Self::Operand {
+        // SAFETY: the caller's promise.
+        unsafe { (_mm256_set1_epi32(*p.cast()), _mm256_set1_epi32(*p.cast::<i32>().add(1))) }
+    }
+    #[inline(always)]
+    fn operands(self, x: &[i32; LANES]) -> Operands {
+        std::array::from_fn(|i| {
+            let word = |j: usize| u64::from(x[4 * i + j] as u16);
+            word(0) | word(2) << 16 | word(1) << 32 | word(3) << 48
+        })
+    }
+}, {
+    add_unsigned(sums: __m256i, codes: __m256i, operand: Self::Operand) -> __m256i = {
+        let even = _mm256_and_si256(codes, _mm256_set1_epi16(0xff));
+        let sums = multiply_and_add(sums, even, operand.0);
+        multiply_and_add(sums, _mm256_srli_epi16::<8>(codes), operand.1)
+    };
+    add_signed(sums: __m256i, codes: __m256i, operand: Self::Operand) -> __m256i = {
+        let even = _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(codes));
+        let sums = multiply_and_add(sums, even, operand.0);
+        multiply_and_add(sums, _mm256_srai_epi16::<8>(codes), operand.1)
+    };
+});
+
+/// [`integers256!`] with an instruction that adds products of unsigned and signed bytes.
+macro_rules! vnni256 {
+    ($isa:ident, $features:literal, $dot:path) => {
+        // 8 sums of 16 registers, 4 for codes, 1 for an operand, 2 for the table and a mask.
+        integers256!($isa, $features, rows 4, __m256i, {
+            #[inline(always)]
+            unsafe fn operand(self, p: *const u64) -> __m256i {
+                // SAFETY: the caller's promise.
+                unsafe { _mm256_set1_epi32(*p.cast()) }
+            }
+            #[inline(always)]
+            fn operands(self, x: &[i32; LANES]) -> Operands {
+                std::array::from_fn(|i| (0..4).fold(0, |bytes, j| bytes | u64::from(x[4 * i + j] as u8) << (8 * j)))
+            }
+        }, {
+            add_unsigned(sums: __m256i, codes: __m256i, operand: __m256i) -> __m256i = $dot(sums, codes, operand);
+            add_signed(sums: __m256i, codes: __m256i, operand: __m256i) -> __m256i = $dot(sums, operand, codes);
+        });
+    };
 }
 
+vnni256!(Vnni, "avx2,fma,f16c,avxvnni", _mm256_dpbusd_avx_epi32);
 #[cfg(test)]
-#[inline]
-#[target_feature(enable = "avx512vl,avx512vnni")]
-fn evex_dot(sums: __m256i, a: __m256i, b: __m256i) -> __m256i {
-    _mm256_dpwssd_epi32(sums, a, b)
-}
-
-integers256!(Madd, "avx2,fma,f16c", multiply_and_add);
-integers256!(Vnni, "avx2,fma,f16c,avxvnni", dot);
-#[cfg(test)]
-integers256!(EvexVnni, "avx2,fma,f16c,avx512f,avx512vl,avx512vnni", evex_dot);
+vnni256!(EvexVnni, "avx2,fma,f16c,avx512f,avx512vl,avx512vnni", _mm256_dpbusd_epi32);
