@@ -9,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod allotment;
 pub mod attention_rows;
 pub mod budget;
 pub mod certificate;
@@ -23,10 +24,12 @@ pub mod page_entro_kv;
 pub mod page_kind;
 pub mod pins;
 pub mod policy;
+mod policy_options;
 pub mod pool;
 pub mod selection;
 pub mod shape;
 
+pub use allotment::{Allotment, GroupUnits, Pyramid};
 pub use attention_rows::{AttentionRows, PageSpan, RowSource, RowTap, Taps};
 pub use budget::{Budget, BudgetError, BudgetParseError, Ratio, RatioError, ResolvedBudget};
 pub use certificate::{Certificates, FiniteContext};

@@ -3,14 +3,20 @@
 use std::fmt;
 
 use crate::attention_rows::Taps;
-use crate::page_entro_kv::{OptionSet, PageEntroKv, PageEntroKvOptions, Pooling};
+use crate::page_entro_kv::{OPTION_KEYS, PRESETS, PageEntroKv, PageEntroKvOptions, Pooling};
 use crate::pins::Pins;
 use crate::policy::{EvictionPolicy, PageScorer, PolicyError, Schedule};
+use crate::policy_options::OptionSet;
 use crate::shape::{CacheShape, KvGroup};
 
 /// The mean has neither weights nor, hence, entropies.
-const OPTIONS: OptionSet =
-    OptionSet { policy: MeanPages::NAME, without: &["alpha", "tau", "pooling"], pooling: Some(Pooling::Mean) };
+const OPTIONS: OptionSet<PageEntroKvOptions> = OptionSet {
+    policy: MeanPages::NAME,
+    keys: &[OPTION_KEYS],
+    without: &["alpha", "tau", "pooling"],
+    presets: PRESETS,
+    default: PageEntroKvOptions::default,
+};
 
 /// The policy `mean-pages`: `s(t) = sum_h A_h(t) / r`, all else as in [`PageEntroKv`].
 ///
@@ -27,7 +33,7 @@ impl MeanPages {
     /// # Errors
     /// [`PolicyError`] for an option that is not known, out of range, or given twice.
     pub fn parse(options: Option<&str>) -> Result<Self, PolicyError> {
-        Ok(Self(PageEntroKv::new(OPTIONS.parse(options)?)?))
+        Ok(Self(PageEntroKv::new(PageEntroKvOptions { pooling: Pooling::Mean, ..OPTIONS.parse(options)? })?))
     }
 
     /// The options, with mean pooling among them.

@@ -28,14 +28,21 @@ use std::fmt;
 pub use options::{BlockProjection, ObservedRow, PageEntroKvOptions, PoolOn, Pooling};
 pub use scorer::PageEntroKvScorer;
 
-pub(crate) use options::OptionSet;
+pub(crate) use options::{OPTION_KEYS, PRESETS};
 
 use crate::attention_rows::Taps;
 use crate::pins::Pins;
 use crate::policy::{EvictionPolicy, PageScorer, PolicyError, Schedule};
+use crate::policy_options::OptionSet;
 use crate::shape::{CacheShape, KvGroup};
 
-const OPTIONS: OptionSet = OptionSet { policy: PageEntroKv::NAME, without: &[], pooling: None };
+const OPTIONS: OptionSet<PageEntroKvOptions> = OptionSet {
+    policy: PageEntroKv::NAME,
+    keys: &[OPTION_KEYS],
+    without: &[],
+    presets: PRESETS,
+    default: PageEntroKvOptions::default,
+};
 
 /// The policy `page-entro-kv`.
 ///

@@ -159,7 +159,7 @@ pub enum PolicyError {
         /// The key.
         key: &'static str,
         /// The values the option takes.
-        expected: &'static str,
+        expected: String,
         /// The value given.
         got: String,
     },

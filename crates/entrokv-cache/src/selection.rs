@@ -114,7 +114,7 @@ fn better_first(scores: &[f32], a: usize, b: usize) -> Ordering {
 }
 
 /// A score as `total_cmp` should see it: both zeros alike, and NaN of either sign below minus infinity.
-fn rank(score: f32) -> f32 {
+pub(crate) fn rank(score: f32) -> f32 {
     if score.is_nan() { f32::NAN.copysign(-1.0) } else { score + 0.0 }
 }
 

@@ -2,12 +2,11 @@
 //!
 //! Invariant: the canonical text of any options, read back, gives the same options.
 
-use std::fmt;
-
 use crate::attention_rows::RowTap;
 use crate::entropy::RenyiOrder;
 use crate::pins::RecentPages;
-use crate::policy::{PolicyError, Schedule};
+use crate::policy::Schedule;
+use crate::policy_options::{OptionKey, spelling, word};
 
 /// Widest average pool taken as an option, in tokens.
 const MAX_POOL_WIDTH: usize = 255;
@@ -125,19 +124,12 @@ impl PageEntroKvOptions {
     }
 }
 
-/// One option: its key, its values in words, how a value is read and how it is shown.
-struct OptionKey {
-    key: &'static str,
-    expected: &'static str,
-    read: fn(&mut PageEntroKvOptions, &str) -> Option<()>,
-    show: fn(&PageEntroKvOptions) -> String,
-}
-
-const PRESET_KEY: &str = "preset";
-const PRESET_VALUES: &str = "paper or serving";
+/// What `preset` may be.
+pub(crate) const PRESETS: &[(&str, fn() -> PageEntroKvOptions)] =
+    &[("paper", PageEntroKvOptions::paper), ("serving", PageEntroKvOptions::serving)];
 
 /// The options in canonical order.
-const OPTION_KEYS: [OptionKey; 11] = [
+pub(crate) const OPTION_KEYS: &[OptionKey<PageEntroKvOptions>] = &[
     OptionKey {
         key: "sinks",
         expected: "a number of tokens, 0 or more",
@@ -232,123 +224,10 @@ const POOLED_ROWS: [(&str, PoolOn); 2] = [("raw", PoolOn::Raw), ("isolated", Poo
 const BLOCKS: [(&str, BlockProjection); 3] =
     [("max", BlockProjection::Max), ("sum", BlockProjection::Sum), ("mean", BlockProjection::Mean)];
 
-/// The value a word stands for.
-fn word<T: Copy>(text: &str, words: &[(&str, T)]) -> Option<T> {
-    words.iter().find(|(word, _)| *word == text).map(|(_, value)| *value)
-}
-
-/// The word that stands for a value.
-fn spelling<T: Copy + PartialEq>(value: T, words: &[(&str, T)]) -> String {
-    let word = words.iter().find(|(_, candidate)| *candidate == value);
-    word.map(|(word, _)| (*word).to_owned()).expect("every value has a word")
-}
-
 fn observed_row(text: &str) -> Option<ObservedRow> {
     match text {
         "last" => Some(ObservedRow::Last),
         "accumulated" => Some(ObservedRow::Accumulated),
         _ => text.strip_prefix("window:")?.parse().ok().filter(|num_rows| *num_rows > 0).map(ObservedRow::Window),
-    }
-}
-
-/// The options of one named policy: a start to depart from, and the keys that may be set.
-#[derive(Clone, Debug)]
-pub(crate) struct OptionSet {
-    /// Name of the policy.
-    pub(crate) policy: &'static str,
-    /// Keys that have no meaning for it.
-    pub(crate) without: &'static [&'static str],
-    /// How heads are pooled whatever the preset, or `None` when `pooling` is free.
-    pub(crate) pooling: Option<Pooling>,
-}
-
-impl OptionSet {
-    /// Options read from `key=value` items parted by commas; `None` is none given.
-    pub(crate) fn parse(&self, text: Option<&str>) -> Result<PageEntroKvOptions, PolicyError> {
-        let mut items = Vec::new();
-        for item in text.into_iter().flat_map(|text| text.split(',')) {
-            let (key, value) = item.split_once('=').ok_or_else(|| PolicyError::NotAnOption {
-                policy: self.policy,
-                got: item.trim().to_owned(),
-                known: self.known(),
-            })?;
-            items.push((key.trim(), value.trim()));
-        }
-
-        let mut options = PageEntroKvOptions::default();
-        let mut seen = Vec::new();
-        // The preset first, so that the order on the line does not matter.
-        items.sort_by_key(|(key, _)| *key != PRESET_KEY);
-        for (key, value) in items {
-            if key == PRESET_KEY {
-                options = match value {
-                    "paper" => PageEntroKvOptions::paper(),
-                    "serving" => PageEntroKvOptions::serving(),
-                    _ => return Err(self.bad_value(PRESET_KEY, PRESET_VALUES, value)),
-                };
-                self.note(PRESET_KEY, &mut seen)?;
-                continue;
-            }
-            let option = self.keys().find(|option| option.key == key).ok_or_else(|| PolicyError::UnknownOption {
-                policy: self.policy,
-                got: key.to_owned(),
-                known: self.known(),
-            })?;
-            (option.read)(&mut options, value).ok_or_else(|| self.bad_value(option.key, option.expected, value))?;
-            self.note(option.key, &mut seen)?;
-        }
-        options.pooling = self.pooling.unwrap_or(options.pooling);
-        Ok(options)
-    }
-
-    /// Refuses options whose values are out of range.
-    pub(crate) fn check(&self, options: &PageEntroKvOptions) -> Result<(), PolicyError> {
-        // A value is in range when its own text reads back as it.
-        for option in self.keys() {
-            let text = (option.show)(options);
-            let mut read = PageEntroKvOptions::default();
-            if (option.read)(&mut read, &text).is_none() {
-                return Err(self.bad_value(option.key, option.expected, &text));
-            }
-        }
-        Ok(())
-    }
-
-    /// Writes the policy's name and the options that depart from its default, in canonical order.
-    pub(crate) fn write(&self, options: &PageEntroKvOptions, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.policy)?;
-        let default = PageEntroKvOptions::default();
-        let mut separator = ':';
-        for option in self.keys() {
-            let value = (option.show)(options);
-            if value != (option.show)(&default) {
-                write!(f, "{separator}{}={value}", option.key)?;
-                separator = ',';
-            }
-        }
-        Ok(())
-    }
-
-    fn keys(&self) -> impl Iterator<Item = &'static OptionKey> + use<> {
-        let without = self.without;
-        OPTION_KEYS.iter().filter(move |option| !without.contains(&option.key))
-    }
-
-    fn known(&self) -> String {
-        let preset = format!("{PRESET_KEY} ({PRESET_VALUES})");
-        let others = self.keys().map(|option| format!("{} ({})", option.key, option.expected));
-        std::iter::once(preset).chain(others).collect::<Vec<_>>().join(", ")
-    }
-
-    fn bad_value(&self, key: &'static str, expected: &'static str, got: &str) -> PolicyError {
-        PolicyError::BadValue { policy: self.policy, key, expected, got: got.to_owned() }
-    }
-
-    fn note(&self, key: &'static str, seen: &mut Vec<&'static str>) -> Result<(), PolicyError> {
-        if seen.contains(&key) {
-            return Err(PolicyError::Repeated { policy: self.policy, key });
-        }
-        seen.push(key);
-        Ok(())
     }
 }

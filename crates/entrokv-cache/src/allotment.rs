@@ -1,0 +1,295 @@
+//! How many units each KV group may keep, of what all groups may keep together.
+//!
+//! A unit is what a policy decides about: a page, or a token. The budget gives every group `keep` units on average; an
+//! allotment shares them out among the heads of a layer, among layers, or among all groups, by their scores.
+//!
+//! Invariants, each a test of that name:
+//!
+//! * `no_allotment_gives_more_than_there_is`: the sum never exceeds `keep` units a group, and no group gets more than it has.
+//! * `pins_are_always_allotted`, as long as each group's pins fit `keep`.
+//! * `pooled_counts_are_those_of_the_pooled_choice`: a group's best units, so many as it is allotted, are the ones that a
+//!   single choice over the pool would have kept.
+
+use std::cmp::Reverse;
+use std::fmt;
+
+use crate::selection::rank;
+
+/// How the units of a budget are shared out among KV groups.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Allotment {
+    /// Every group keeps as many.
+    #[default]
+    Uniform,
+    /// Every head of a layer keeps as many, lower layers more: an arithmetic series (PyramidKV, Cai et al. 2024).
+    Pyramid(Pyramid),
+    /// The best units of a layer stay, whichever heads they belong to, but `safeguard * keep` of each head first (Ada-KV, Feng
+    /// et al. 2024, as kvpress has it).
+    AdaFloor {
+        /// Part of `keep` that is safe in each head, from 0 to 1.
+        safeguard: f64,
+    },
+    /// Counts as without a safeguard, drawn towards `keep`: `(1 - toward) c_h + toward keep` (Ada-KV, algorithm 2, as its
+    /// authors' code has it).
+    AdaInterpolated {
+        /// How far, from 0 to 1.
+        toward: f64,
+    },
+    /// The best units of all layers and heads stay.
+    Global,
+}
+
+/// A pyramid's shape.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Pyramid {
+    /// `beta`, above 1: the last layer keeps a `beta`-th of the mean, where the first has room for the rest.
+    pub steepness: f64,
+    /// Units that every head keeps whatever their scores; a pyramid that would leave a layer fewer is flat.
+    pub window: usize,
+}
+
+/// The units of one KV group.
+#[derive(Clone, Copy, Debug)]
+pub struct GroupUnits<'a> {
+    /// A score a unit; higher stays longer.
+    pub scores: &'a [f32],
+    /// Units that stay whatever their score, as indices without repeats.
+    pub pinned: &'a [usize],
+}
+
+impl Allotment {
+    /// Units that each of `groups` may keep, `keep` on average; `heads_per_layer` groups in a row are one layer.
+    ///
+    /// # Panics
+    /// If `groups` is no whole number of layers.
+    #[must_use]
+    pub fn counts(self, groups: &[GroupUnits<'_>], heads_per_layer: usize, keep: usize) -> Vec<usize> {
+        assert!(groups.len().is_multiple_of(heads_per_layer), "{} groups in layers of {heads_per_layer}", groups.len());
+        let layers = groups.chunks(heads_per_layer);
+        let counts = match self {
+            Self::Uniform => vec![keep; groups.len()],
+            Self::Pyramid(pyramid) => {
+                let longest = groups.iter().map(|group| group.scores.len()).max().unwrap_or(0);
+                let pins = groups.iter().map(|group| group.pinned.len()).max().unwrap_or(0);
+                let pyramid = Pyramid { window: pyramid.window.max(pins), ..pyramid };
+                let layers = pyramid.layers(groups.len() / heads_per_layer, longest, keep);
+                layers.into_iter().flat_map(|count| std::iter::repeat_n(count, heads_per_layer)).collect()
+            }
+            Self::AdaFloor { safeguard } => {
+                layers.flat_map(|layer| pooled(layer, part(safeguard, keep), keep)).collect()
+            }
+            Self::AdaInterpolated { toward } => layers.flat_map(|layer| interpolated(layer, toward, keep)).collect(),
+            Self::Global => pooled(groups, 0, keep),
+        };
+        counts.into_iter().zip(groups).map(|(count, group)| count.min(group.scores.len())).collect()
+    }
+}
+
+impl Pyramid {
+    /// What SnapKV's successor was published with.
+    pub const STEEPNESS: f64 = 20.0;
+
+    /// Units for each head of `num_layers` layers, of `num_units`, `keep` on average.
+    ///
+    /// `n_l = max - l (max - min) / (L - 1)` with `min = keep / beta`, `max = 2 keep - min`, or, where a head has no more,
+    /// `max = num_units - window`. Rounded to even; should rounding give more than there is, the first layers give it back.
+    /// Where a layer would keep fewer than the window all keep `keep`.
+    #[must_use]
+    pub fn layers(self, num_layers: usize, num_units: usize, keep: usize) -> Vec<usize> {
+        let (mean, window) = (keep as f64, self.window as f64);
+        let mut least = mean / self.steepness;
+        let mut most = 2.0 * mean - least;
+        let room = num_units.saturating_sub(self.window) as f64;
+        if most >= room {
+            (least, most) = (2.0 * mean - room, room);
+        }
+        let holds = num_units as f64 >= most && most >= least && least >= window;
+        if num_layers < 2 || !holds {
+            return vec![keep; num_layers];
+        }
+        let step = (most - least) / (num_layers - 1) as f64;
+        let mut counts: Vec<usize> =
+            (0..num_layers).map(|layer| (most - layer as f64 * step).round_ties_even() as usize).collect();
+        let surplus = counts.iter().sum::<usize>().saturating_sub(keep * num_layers);
+        counts.iter_mut().take(surplus).for_each(|count| *count -= 1);
+        counts
+    }
+}
+
+/// `floor(fraction * count)`, with no unit lost to how a fraction is stored.
+fn part(fraction: f64, count: usize) -> usize {
+    (fraction * count as f64 + 1e-9) as usize
+}
+
+/// How many units of each group are among the best `keep` a group of the pool: pins first, then the best `safe` of each group,
+/// then by score, ties to the lower group and unit.
+fn pooled(groups: &[GroupUnits<'_>], safe: usize, keep: usize) -> Vec<usize> {
+    let mut units = Vec::new();
+    for (index, group) in groups.iter().enumerate() {
+        let mut is_pinned = vec![false; group.scores.len()];
+        group.pinned.iter().for_each(|&unit| is_pinned[unit] = true);
+        let mut own: Vec<usize> = (0..group.scores.len()).collect();
+        own.sort_by(|&a, &b| {
+            let order = rank(group.scores[b]).total_cmp(&rank(group.scores[a]));
+            is_pinned[b].cmp(&is_pinned[a]).then(order)
+        });
+        let forced = safe.max(group.pinned.len());
+        units.extend(own.into_iter().enumerate().map(|(place, unit)| (place < forced, group.scores[unit], index)));
+    }
+    let total = keep * groups.len();
+    // Stable: of a group's equals the one that its own choice would take first.
+    units.sort_by(|a, b| Reverse(a.0).cmp(&Reverse(b.0)).then(rank(b.1).total_cmp(&rank(a.1))));
+    let mut counts = vec![0; groups.len()];
+    units.into_iter().take(total).for_each(|(_, _, group)| counts[group] += 1);
+    counts
+}
+
+/// `round((1 - toward) c_h + floor(toward keep))` of the pooled counts `c_h`, but no fewer than are pinned. Where that comes to
+/// more than there is, the largest give it back.
+fn interpolated(groups: &[GroupUnits<'_>], toward: f64, keep: usize) -> Vec<usize> {
+    let floor = part(toward, keep) as f64;
+    let draw = |count: usize| ((1.0 - toward) * count as f64 + floor).round_ties_even() as usize;
+    let pooled = pooled(groups, 0, keep).into_iter();
+    let mut counts: Vec<usize> = pooled.zip(groups).map(|(count, group)| draw(count).max(group.pinned.len())).collect();
+    for _ in keep * groups.len()..counts.iter().sum() {
+        let free = (0..groups.len()).filter(|&group| counts[group] > groups[group].pinned.len());
+        let Some(largest) = free.max_by_key(|&group| (counts[group], Reverse(group))) else { break };
+        counts[largest] -= 1;
+    }
+    counts
+}
+
+impl fmt::Display for Allotment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Uniform => f.write_str("uniform"),
+            Self::Pyramid(pyramid) => write!(f, "pyramid:{}", pyramid.steepness),
+            Self::AdaFloor { safeguard } => write!(f, "ada-floor:{safeguard}"),
+            Self::AdaInterpolated { toward } => write!(f, "ada-interpolated:{toward}"),
+            Self::Global => f.write_str("global"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::selection::select_pages;
+
+    /// The figures of kvpress for 32 layers: first, second and last layer, and the sum.
+    #[test]
+    fn a_pyramid_has_the_layers_of_its_reference() {
+        let pyramid = Pyramid { steepness: Pyramid::STEEPNESS, window: 64 };
+        let cases: [(usize, usize, [usize; 3], usize); 7] = [
+            (4096, 3072, [4032, 3970, 2112], 98_304),
+            (4096, 2048, [3994, 3868, 102], 65_536),
+            (4096, 1024, [1024, 1024, 1024], 32_768),
+            (4096, 512, [512, 512, 512], 16_384),
+            (16_384, 4096, [7987, 7736, 205], 131_072),
+            (3900, 1950, [3802, 3683, 98], 62_400),
+            (70, 35, [35, 35, 35], 1120),
+        ];
+        for (num_units, keep, [first, second, last], sum) in cases {
+            let layers = pyramid.layers(32, num_units, keep);
+            assert_eq!([layers[0], layers[1], layers[31]], [first, second, last], "{keep} of {num_units}");
+            assert_eq!(layers.iter().sum::<usize>(), sum);
+        }
+        assert_eq!(pyramid.layers(1, 4096, 2048), [2048], "one layer is no series");
+        assert_eq!(pyramid.layers(0, 4096, 2048), []);
+    }
+
+    #[test]
+    fn the_forms_of_ada_kv_differ_as_their_sources_do() {
+        // Four heads whose pooled choice of 4 x 100 gives 250, 90, 40 and 20.
+        let raw = [250, 90, 40, 20];
+        let scores: Vec<Vec<f32>> =
+            raw.iter().map(|&n| (0..400).map(|unit| if unit < n { 1.0 } else { 0.0 }).collect()).collect();
+        let groups: Vec<GroupUnits<'_>> = scores.iter().map(|scores| GroupUnits { scores, pinned: &[] }).collect();
+        let counts = |allotment: Allotment| allotment.counts(&groups, 4, 100);
+        assert_eq!(counts(Allotment::AdaFloor { safeguard: 0.2 }), raw);
+        assert_eq!(counts(Allotment::AdaInterpolated { toward: 0.2 }), [220, 92, 52, 36]);
+        assert_eq!(counts(Allotment::AdaFloor { safeguard: 1.0 }), [100; 4]);
+        assert_eq!(counts(Allotment::AdaInterpolated { toward: 1.0 }), [100; 4]);
+        assert_eq!(counts(Allotment::Uniform), [100; 4]);
+        assert_eq!(counts(Allotment::Global), raw);
+    }
+
+    #[test]
+    fn a_safeguard_lifts_heads_that_would_starve_and_no_others() {
+        let rich = [9.0, 8.0, 7.0, 6.0, 5.0, 4.0];
+        let poor = [0.6, 0.5, 0.4, 0.3, 0.2, 0.1];
+        let groups = [&rich, &poor].map(|scores| GroupUnits { scores, pinned: &[] });
+        let counts = |safeguard| Allotment::AdaFloor { safeguard }.counts(&groups, 2, 3);
+        // trunc(0.2 * 3) = 0: no safeguard at all.
+        assert_eq!(counts(0.2), [6, 0]);
+        assert_eq!(counts(0.34), [5, 1]);
+        // 0.7 * 10 is less than 7 as a float, and must not lose a unit.
+        assert_eq!(part(0.7, 10), 7);
+    }
+
+    #[test]
+    fn a_global_pool_moves_units_between_layers() {
+        let scores = [[5.0, 1.0, 0.0], [4.0, 3.0, 2.0]];
+        let groups = [GroupUnits { scores: &scores[0], pinned: &[2] }, GroupUnits { scores: &scores[1], pinned: &[] }];
+        assert_eq!(Allotment::Global.counts(&groups, 1, 2), [2, 2]);
+        // The pin of the first group, then 5, then 4.
+        assert_eq!(Allotment::Global.counts(&groups[..1], 1, 1), [1]);
+        let unpinned = groups.map(|group| GroupUnits { pinned: &[], ..group });
+        assert_eq!(Allotment::Global.counts(&unpinned, 1, 2), [1, 3]);
+    }
+
+    fn allotments() -> impl Strategy<Value = Allotment> {
+        let part = 0.0..=1.0;
+        prop_oneof![
+            Just(Allotment::Uniform),
+            (1.5..40.0, 0..4_usize).prop_map(|(steepness, window)| Allotment::Pyramid(Pyramid { steepness, window })),
+            part.clone().prop_map(|safeguard| Allotment::AdaFloor { safeguard }),
+            part.prop_map(|toward| Allotment::AdaInterpolated { toward }),
+            Just(Allotment::Global),
+        ]
+    }
+
+    /// Scores with ties and NaN; as many units in every group of a layer.
+    fn scores(num_groups: usize) -> impl Strategy<Value = Vec<Vec<f32>>> {
+        let score = prop_oneof![8 => (0..5_u8).prop_map(f32::from), 1 => Just(f32::NAN)];
+        prop::collection::vec(prop::collection::vec(score, 12), num_groups)
+    }
+
+    proptest! {
+        #[test]
+        fn no_allotment_gives_more_than_there_is(allotment in allotments(), scores in scores(6), keep in 0..14_usize) {
+            let groups: Vec<GroupUnits<'_>> = scores.iter().map(|scores| GroupUnits { scores, pinned: &[] }).collect();
+            let counts = allotment.counts(&groups, 2, keep);
+            prop_assert!(counts.iter().all(|&count| count <= 12));
+            prop_assert!(counts.iter().sum::<usize>() <= 6 * keep, "{:?}", counts);
+            prop_assert_eq!(counts.len(), 6);
+        }
+
+        #[test]
+        fn pins_are_always_allotted(scores in scores(6), keep in 3..12_usize, safeguard in 0.0..=1.0) {
+            let groups: Vec<GroupUnits<'_>> = scores.iter().map(|scores| GroupUnits { scores, pinned: &[0, 5, 11] }).collect();
+            let pyramid = Allotment::Pyramid(Pyramid { steepness: 1.0 + 20.0 * safeguard, window: 0 });
+            let ada = [Allotment::AdaFloor { safeguard }, Allotment::AdaInterpolated { toward: safeguard }];
+            for allotment in [Allotment::Uniform, Allotment::Global, pyramid].into_iter().chain(ada) {
+                let counts = allotment.counts(&groups, 3, keep);
+                prop_assert!(counts.iter().all(|&count| count >= 3), "{} {:?}", allotment, counts);
+                prop_assert!(counts.iter().sum::<usize>() <= 6 * keep);
+            }
+        }
+
+        #[test]
+        fn pooled_counts_are_those_of_the_pooled_choice(scores in scores(4), keep in 0..12_usize) {
+            let groups: Vec<GroupUnits<'_>> = scores.iter().map(|scores| GroupUnits { scores, pinned: &[] }).collect();
+            let counts = Allotment::Global.counts(&groups, 2, keep);
+            let flat: Vec<f32> = scores.concat();
+            let chosen = select_pages(&flat, 4 * keep, &[]);
+            let by_group: Vec<usize> =
+                scores.iter().zip(&counts).enumerate().flat_map(|(group, (scores, &count))| {
+                    select_pages(scores, count, &[]).iter().map(move |unit| 12 * group + unit).collect::<Vec<_>>()
+                }).collect();
+            prop_assert_eq!(chosen.as_slice(), by_group.as_slice());
+        }
+    }
+}
