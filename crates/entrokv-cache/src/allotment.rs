@@ -12,6 +12,7 @@
 
 use std::cmp::Reverse;
 use std::fmt;
+use std::str::FromStr;
 
 use crate::selection::rank;
 
@@ -58,6 +59,10 @@ pub struct GroupUnits<'a> {
 }
 
 impl Allotment {
+    /// Its spellings, in words.
+    pub(crate) const EXPECTED: &'static str = "uniform, global, pyramid or pyramid:B with B above 1, ada-floor:A or \
+         ada-interpolated:A with A from 0 to 1";
+
     /// Units that each of `groups` may keep, `keep` on average; `heads_per_layer` groups in a row are one layer.
     ///
     /// # Panics
@@ -171,6 +176,29 @@ impl fmt::Display for Allotment {
     }
 }
 
+impl FromStr for Allotment {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let (word, number) = match text.split_once(':') {
+            Some((word, number)) => (word, Some(number.parse::<f64>().map_err(|_| ())?)),
+            None => (text, None),
+        };
+        let part = number.filter(|part| (0.0..=1.0).contains(part)).ok_or(());
+        match (word, number) {
+            ("uniform", None) => Ok(Self::Uniform),
+            ("global", None) => Ok(Self::Global),
+            ("pyramid", None) => Ok(Self::Pyramid(Pyramid { steepness: Pyramid::STEEPNESS, window: 0 })),
+            ("pyramid", Some(steepness)) if steepness > 1.0 && steepness.is_finite() => {
+                Ok(Self::Pyramid(Pyramid { steepness, window: 0 }))
+            }
+            ("ada-floor", Some(_)) => Ok(Self::AdaFloor { safeguard: part? }),
+            ("ada-interpolated", Some(_)) => Ok(Self::AdaInterpolated { toward: part? }),
+            _ => Err(()),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -238,6 +266,17 @@ mod tests {
         assert_eq!(Allotment::Global.counts(&groups[..1], 1, 1), [1]);
         let unpinned = groups.map(|group| GroupUnits { pinned: &[], ..group });
         assert_eq!(Allotment::Global.counts(&unpinned, 1, 2), [1, 3]);
+    }
+
+    #[test]
+    fn allotments_print_what_they_parse_from() {
+        for text in ["uniform", "global", "pyramid:20", "pyramid:1.5", "ada-floor:0.2", "ada-interpolated:1"] {
+            assert_eq!(text.parse::<Allotment>().unwrap().to_string(), text);
+        }
+        for text in ["", "ada-floor", "ada-floor:1.1", "pyramid:1", "pyramid:inf", "uniform:2", "ada-interpolated:NaN"]
+        {
+            assert_eq!(text.parse::<Allotment>(), Err(()), "{text}");
+        }
     }
 
     fn allotments() -> impl Strategy<Value = Allotment> {

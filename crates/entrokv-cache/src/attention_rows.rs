@@ -5,6 +5,8 @@
 //! 2. A row's entry is the attention mass of one query head on one token; tokens after the row's query have mass 0.
 //! 3. Pieces of one prompt arrive in ascending row order.
 
+use crate::resident_tokens::TokenTap;
+
 /// Attention rows of one KV group, as a policy asked for them in [`Taps`].
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionRows<'a> {
@@ -73,6 +75,8 @@ pub struct Taps {
     pub prompt: RowTap,
     /// Whether it also reads the row of every decoded token.
     pub step_rows: bool,
+    /// What it reads of the resident tokens when it decides.
+    pub tokens: TokenTap,
 }
 
 /// The tokens of one resident page, by absolute position.
@@ -89,5 +93,26 @@ impl PageSpan {
     #[must_use]
     pub fn end(&self) -> u64 {
         u64::from(self.first_position) + u64::from(self.len)
+    }
+}
+
+/// Whether masses can be a head's attention row: all finite, none negative, not all 0.
+pub(crate) fn is_row(masses: &[f32]) -> bool {
+    // Folds without early exit, which compile to vector code; nearly every row is one.
+    let in_range = masses.iter().fold(true, |good, mass| good & (*mass >= 0.0) & (*mass <= f32::MAX));
+    in_range && masses.iter().fold(false, |any, mass| any | (*mass > 0.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_is_finite_not_negative_and_not_empty() {
+        assert!(is_row(&[0.0, 1e-40, -0.0]));
+        for bad in [&[][..], &[0.0, -0.0], &[0.5, f32::NAN], &[f32::INFINITY, 0.0], &[0.5, -1e-9], &[f32::NEG_INFINITY]]
+        {
+            assert!(!is_row(bad), "{bad:?}");
+        }
     }
 }

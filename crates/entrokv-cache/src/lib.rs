@@ -23,11 +23,15 @@ pub mod page_cost;
 pub mod page_entro_kv;
 pub mod page_kind;
 pub mod pins;
+pub mod policies;
 pub mod policy;
 mod policy_options;
 pub mod pool;
+pub mod resident_tokens;
 pub mod selection;
 pub mod shape;
+pub mod token_policy;
+mod token_table;
 
 pub use allotment::{Allotment, GroupUnits, Pyramid};
 pub use attention_rows::{AttentionRows, PageSpan, RowSource, RowTap, Taps};
@@ -47,7 +51,9 @@ pub use page_entro_kv::{
 };
 pub use page_kind::{KindShapeError, PageKind, PageKindError};
 pub use pins::{OpenPage, Pins, RecentPages};
-pub use policy::{EvictionPolicy, POLICY_NAMES, PageScorer, PolicyError, Schedule, parse_policy};
+pub use policy::{EvictionPolicy, POLICIES, PageScorer, PolicyEntry, PolicyError, Schedule, Sharing, parse_policy};
 pub use pool::{ClassUsage, Frame, PagePool, PoolExhausted};
+pub use resident_tokens::{ResidentTokens, TokenTap};
 pub use selection::{PageSet, pages_to_evict, select_pages};
 pub use shape::{CacheShape, KvGroup, LayerKind, ShapeError};
+pub use token_policy::{Axes, TokenMethod, TokenPolicy, TokenScorer};

@@ -21,7 +21,6 @@ mod options;
 mod prompt_rows;
 mod scorer;
 mod token_scores;
-mod token_table;
 
 use std::fmt;
 
@@ -34,6 +33,7 @@ use crate::attention_rows::Taps;
 use crate::pins::Pins;
 use crate::policy::{EvictionPolicy, PageScorer, PolicyError, Schedule};
 use crate::policy_options::OptionSet;
+use crate::resident_tokens::TokenTap;
 use crate::shape::{CacheShape, KvGroup};
 
 const OPTIONS: OptionSet<PageEntroKvOptions> = OptionSet {
@@ -118,7 +118,8 @@ impl EvictionPolicy for PageEntroKv {
     }
 
     fn needs(&self) -> Taps {
-        Taps { prompt: self.options.row.tap(), step_rows: self.options.schedule == Schedule::Rolling }
+        let step_rows = self.options.schedule == Schedule::Rolling;
+        Taps { prompt: self.options.row.tap(), step_rows, tokens: TokenTap::None }
     }
 
     fn schedule(&self) -> Schedule {

@@ -3,6 +3,9 @@
 //! Pins are inside the budget: a pinned page takes the place of another. The newest pages include the one being filled,
 //! so that a budget of two pages, the sink page and the open one, pins nothing twice and can always be kept.
 
+use std::fmt;
+use std::str::FromStr;
+
 use crate::page::PageIndex;
 
 /// What is pinned: the pages of the first tokens, the newest pages, and always the open page.
@@ -21,6 +24,10 @@ pub enum RecentPages {
     Count(usize),
     /// A quarter of the budget's pages, rounded down, but one at least.
     Quarter,
+    /// Half of the budget's pages, rounded down, but one at least.
+    Half,
+    /// As many as may hold one of this many newest tokens.
+    Tokens(usize),
 }
 
 /// Where the page being filled stands among the resident pages.
@@ -62,6 +69,9 @@ impl Pins {
                 let by_quarter = sinks.checked_sub(1).map_or(0, |s| 4 * (s as u128) / 3 + 1);
                 sinks.saturating_add(1).max(usize::try_from(by_quarter).unwrap_or(usize::MAX))
             }
+            // In the same way k - floor(k / 2) = ceil(k / 2) >= s.
+            RecentPages::Half => sinks.saturating_add(1).max(sinks.saturating_mul(2).saturating_sub(1)),
+            RecentPages::Tokens(_) => sinks.saturating_add(self.recent_pages.under(0, page_size).max(1)),
         }
     }
 
@@ -72,7 +82,7 @@ impl Pins {
     pub fn pinned(&self, pages: &[PageIndex], page_size: usize, budget_pages: usize, open: OpenPage) -> Vec<usize> {
         let sink_pages = self.sink_pages(page_size);
         let num_sinks = pages.partition_point(|page| (page.0 as usize) < sink_pages);
-        let recent = self.recent_pages.under(budget_pages);
+        let recent = self.recent_pages.under(budget_pages, page_size);
         let num_newest = match open {
             OpenPage::None => recent,
             OpenPage::Newest => recent.max(1),
@@ -84,11 +94,43 @@ impl Pins {
 }
 
 impl RecentPages {
-    /// How many that is under a budget of `budget_pages`.
-    pub fn under(self, budget_pages: usize) -> usize {
+    /// The spellings, in words.
+    pub(crate) const EXPECTED: &'static str =
+        "a number of pages, 0 or more, quarter, half, or Ntok with N of 1 or more";
+
+    /// How many that is under a budget of `budget_pages` pages of `page_size` tokens.
+    pub fn under(self, budget_pages: usize, page_size: usize) -> usize {
         match self {
             RecentPages::Count(count) => count,
             RecentPages::Quarter => (budget_pages / 4).max(1),
+            RecentPages::Half => (budget_pages / 2).max(1),
+            // The newest token may be the first of its page.
+            RecentPages::Tokens(count) => count.saturating_add(page_size - 1).div_ceil(page_size),
+        }
+    }
+}
+
+impl fmt::Display for RecentPages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RecentPages::Count(count) => write!(f, "{count}"),
+            RecentPages::Quarter => f.write_str("quarter"),
+            RecentPages::Half => f.write_str("half"),
+            RecentPages::Tokens(count) => write!(f, "{count}tok"),
+        }
+    }
+}
+
+impl FromStr for RecentPages {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let number = |text: &str| text.parse().map_err(|_| ());
+        match (text, text.strip_suffix("tok")) {
+            ("quarter", _) => Ok(RecentPages::Quarter),
+            ("half", _) => Ok(RecentPages::Half),
+            (_, Some(tokens)) => number(tokens).and_then(|n| if n > 0 { Ok(RecentPages::Tokens(n)) } else { Err(()) }),
+            (pages, None) => number(pages).map(RecentPages::Count),
         }
     }
 }
@@ -139,12 +181,35 @@ mod tests {
         assert_eq!(Pins::default().smallest_pages(1), 5);
     }
 
+    fn recent_pages() -> impl Strategy<Value = RecentPages> {
+        prop_oneof![
+            Just(RecentPages::Quarter),
+            Just(RecentPages::Half),
+            (0..9_usize).prop_map(RecentPages::Count),
+            (1..99_usize).prop_map(RecentPages::Tokens),
+        ]
+    }
+
+    #[test]
+    fn recent_pages_print_what_they_parse_from() {
+        for text in ["0", "7", "quarter", "half", "32tok"] {
+            assert_eq!(text.parse::<RecentPages>().map(|recent| recent.to_string()).as_deref(), Ok(text));
+        }
+        for text in ["", "-1", "0tok", "tok", "third", "1.5"] {
+            assert_eq!(text.parse::<RecentPages>(), Err(()), "{text}");
+        }
+        // 32 tokens may lie in three pages of 16, and do not need a second page of 1 each.
+        assert_eq!([1, 16, 64].map(|page_size| RecentPages::Tokens(32).under(99, page_size)), [32, 3, 2]);
+    }
+
     proptest! {
         /// The closed form is the least fixed point: that many pages hold their own pins, one less does not.
         #[test]
-        fn the_smallest_budget_holds_its_pins_and_no_smaller_one_does(sink_tokens in 0_usize..2000, page_size in 1_usize..257) {
-            let pins = Pins { sink_tokens, recent_pages: RecentPages::Quarter };
-            let holds = |k: usize| pins.sink_pages(page_size) + RecentPages::Quarter.under(k).max(1) <= k;
+        fn the_smallest_budget_holds_its_pins_and_no_smaller_one_does(
+            sink_tokens in 0_usize..2000, page_size in 1_usize..257, recent_pages in recent_pages(),
+        ) {
+            let pins = Pins { sink_tokens, recent_pages };
+            let holds = |k: usize| pins.sink_pages(page_size) + recent_pages.under(k, page_size).max(1) <= k;
             let smallest = pins.smallest_pages(page_size);
             prop_assert!(holds(smallest) && holds(smallest + 1));
             prop_assert!(!holds(smallest - 1));
@@ -153,10 +218,9 @@ mod tests {
         /// Under any budget of at least the smallest, pinned pages leave room, the page about to be opened included.
         #[test]
         fn pins_fit_every_budget_that_is_not_refused(
-            sink_tokens in 0_usize..100, recent in prop::option::of(0_usize..9), page_size in 1_usize..40,
+            sink_tokens in 0_usize..100, recent_pages in recent_pages(), page_size in 1_usize..40,
             extra in 0_usize..30, num_pages in 0_u32..80,
         ) {
-            let recent_pages = recent.map_or(RecentPages::Quarter, RecentPages::Count);
             let pins = Pins { sink_tokens, recent_pages };
             let budget = pins.smallest_pages(page_size) + extra;
             let resident = pages(&(0..num_pages).collect::<Vec<_>>());

@@ -9,14 +9,19 @@ use std::str::FromStr;
 
 use thiserror::Error;
 
+use crate::allotment::Allotment;
 use crate::attention_rows::{AttentionRows, PageSpan, Taps};
 use crate::mean_pages::MeanPages;
 use crate::page_entro_kv::PageEntroKv;
 use crate::pins::Pins;
+use crate::policies::{
+    Cur, H2o, KNorm, KeyDiff, LagKv, ObservedAttention, PagedEviction, Random, SnapKv, StreamingLlm, Tova,
+};
+use crate::resident_tokens::ResidentTokens;
 use crate::shape::{CacheShape, KvGroup};
 
-/// How pages are chosen for eviction.
-pub trait EvictionPolicy: fmt::Debug + Send + Sync {
+/// How pages are chosen for eviction. It shows itself as the text that [`parse_policy`] reads.
+pub trait EvictionPolicy: fmt::Debug + fmt::Display + Send + Sync {
     /// The policy's name, as [`parse_policy`] reads it.
     fn name(&self) -> &str;
 
@@ -29,8 +34,28 @@ pub trait EvictionPolicy: fmt::Debug + Send + Sync {
     /// The pages it never evicts.
     fn pins(&self) -> Pins;
 
+    /// How the budget is shared out among layers and heads.
+    fn allotment(&self) -> Allotment {
+        Allotment::Uniform
+    }
+
+    /// Whether the heads of a layer keep the same pages.
+    fn sharing(&self) -> Sharing {
+        Sharing::Group
+    }
+
     /// A fresh scorer of one KV group.
     fn scorer(&self, shape: &CacheShape, group: KvGroup) -> Box<dyn PageScorer>;
+}
+
+/// Which KV groups keep the same pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Sharing {
+    /// None: each keeps what it scores best itself.
+    #[default]
+    Group,
+    /// Those of a layer: a page counts the mean of their scores.
+    Layer,
 }
 
 /// Scores the pages of one KV group of one sequence; a higher score stays longer.
@@ -48,8 +73,9 @@ pub trait PageScorer: Send {
     /// Makes scores of the prompt rows observed; call it when the last of them is in, before [`score`](Self::score).
     fn end_prompt(&mut self);
 
-    /// Writes one score a page into `out`, which is cleared first. Never NaN.
-    fn score(&mut self, pages: &[PageSpan], out: &mut Vec<f32>);
+    /// Writes one score a page into `out`, which is cleared first. Never NaN. `tokens` are those of the pages, with what the
+    /// policy asked for.
+    fn score(&mut self, pages: &[PageSpan], tokens: ResidentTokens<'_>, out: &mut Vec<f32>);
 
     /// Forgets every token outside `pages`, the ones that stay after a decision, and gives the memory back. Scores of the
     /// others do not change.
@@ -96,13 +122,64 @@ impl FromStr for Schedule {
     }
 }
 
-/// Names [`parse_policy`] knows.
-pub const POLICY_NAMES: [&str; 2] = [PageEntroKv::NAME, MeanPages::NAME];
+/// A policy that [`parse_policy`] knows.
+#[derive(Clone, Copy, Debug)]
+pub struct PolicyEntry {
+    /// Its name on a command line.
+    pub name: &'static str,
+    /// Who described it.
+    pub paper: &'static str,
+    /// Whether pages it gives up are freed.
+    pub frees: bool,
+    /// Whether it needs a file beside the model.
+    pub requires_file: bool,
+    parse: fn(Option<&str>) -> Result<Box<dyn EvictionPolicy>, PolicyError>,
+}
+
+impl PolicyEntry {
+    /// The policy with its defaults.
+    #[must_use]
+    pub fn default_policy(&self) -> Box<dyn EvictionPolicy> {
+        (self.parse)(None).expect("no option is a bad option")
+    }
+}
+
+const fn entry(
+    name: &'static str,
+    paper: &'static str,
+    parse: fn(Option<&str>) -> Result<Box<dyn EvictionPolicy>, PolicyError>,
+) -> PolicyEntry {
+    PolicyEntry { name, paper, frees: true, requires_file: false, parse }
+}
+
+/// The policies [`parse_policy`] knows.
+pub const POLICIES: &[PolicyEntry] = &[
+    entry(PageEntroKv::NAME, "Page-EntroKV, arXiv 2610.03135", |options| Ok(Box::new(PageEntroKv::parse(options)?))),
+    entry(MeanPages::NAME, "the baseline of Page-EntroKV, arXiv 2610.03135", |options| {
+        Ok(Box::new(MeanPages::parse(options)?))
+    }),
+    entry(Cur::NAME, "CurDKV, Sengupta et al. 2025", Cur::parse),
+    entry(H2o::NAME, "H2O, Zhang et al. 2023", H2o::parse),
+    entry(KeyDiff::NAME, "KeyDiff, Park et al. 2025", KeyDiff::parse),
+    entry(KNorm::NAME, "Devoto et al. 2024", KNorm::parse),
+    entry(LagKv::NAME, "LagKV, Liang et al. 2025", LagKv::parse),
+    entry(ObservedAttention::NAME, "the average form of H2O in kvpress", ObservedAttention::parse),
+    entry(PagedEviction::NAME, "PagedEviction, Chitty-Venkata et al. 2025", PagedEviction::parse),
+    entry(Random::NAME, "none: a baseline", Random::parse),
+    entry(SnapKv::NAME, "SnapKV, Li et al. 2024", SnapKv::parse),
+    entry(StreamingLlm::NAME, "StreamingLLM, Xiao et al. 2023", StreamingLlm::parse),
+    entry(Tova::NAME, "TOVA, Oren et al. 2024", Tova::parse),
+];
+
+/// The names of [`POLICIES`], as an error lists them.
+fn known_names() -> String {
+    POLICIES.iter().map(|entry| entry.name).collect::<Vec<_>>().join(", ")
+}
 
 /// The policy a text such as `page-entro-kv:preset=serving,tau=0.3,row=window:32` names.
 ///
 /// The name comes first, then after a colon any options as `key=value`, parted by commas, in any order; `preset` is
-/// applied before the others. Keys and their values are those of [`PageEntroKv`] and [`MeanPages`].
+/// applied before the others.
 ///
 /// # Errors
 /// [`PolicyError`] for a name, key or value that is not known, a key given twice, or `none`, which is no policy.
@@ -111,11 +188,10 @@ pub fn parse_policy(text: &str) -> Result<Box<dyn EvictionPolicy>, PolicyError> 
         Some((name, options)) => (name.trim(), Some(options)),
         None => (text.trim(), None),
     };
-    match name {
-        PageEntroKv::NAME => Ok(Box::new(PageEntroKv::parse(options)?)),
-        MeanPages::NAME => Ok(Box::new(MeanPages::parse(options)?)),
-        "none" => Err(PolicyError::NoPolicy),
-        _ => Err(PolicyError::UnknownPolicy { got: name.to_owned() }),
+    match POLICIES.iter().find(|entry| entry.name == name) {
+        Some(entry) => (entry.parse)(options),
+        None if name == "none" => Err(PolicyError::NoPolicy),
+        None => Err(PolicyError::UnknownPolicy { got: name.to_owned() }),
     }
 }
 
@@ -123,13 +199,13 @@ pub fn parse_policy(text: &str) -> Result<Box<dyn EvictionPolicy>, PolicyError> 
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum PolicyError {
     /// A name no policy has.
-    #[error("unknown policy `{got}`; known are {}", POLICY_NAMES.join(", "))]
+    #[error("unknown policy `{got}`; known are {}", known_names())]
     UnknownPolicy {
         /// The name given.
         got: String,
     },
     /// `none`: whoever asks for no policy must not build one.
-    #[error("`none` keeps every page and is not a policy; known are {}", POLICY_NAMES.join(", "))]
+    #[error("`none` keeps every page and is not a policy; known are {}", known_names())]
     NoPolicy,
     /// An option that is not of the form `key=value`.
     #[error("an option of {policy} is KEY=VALUE, got `{got}`; known are {known}")]

@@ -4,7 +4,8 @@
 
 use std::fmt;
 
-use crate::policy::PolicyError;
+use crate::policy::{EvictionPolicy, PolicyError};
+use crate::token_policy::{Options, TokenMethod, TokenPolicy};
 
 /// One option: its key, its values in words, how a value is read and how it is shown.
 pub(crate) struct OptionKey<T> {
@@ -122,6 +123,14 @@ impl<T> OptionSet<T> {
         }
         seen.push(key);
         Ok(())
+    }
+}
+
+impl<M: TokenMethod + 'static> OptionSet<Options<M>> {
+    /// The policy of a method with these options.
+    pub(crate) fn policy(&self, options: Options<M>) -> Box<dyn EvictionPolicy> {
+        let text = fmt::from_fn(|f| self.write(&options, f)).to_string();
+        Box::new(TokenPolicy::spelled(options.method, options.axes, text))
     }
 }
 

@@ -10,7 +10,8 @@ use std::path::PathBuf;
 
 use entrokv_cache::{
     AttentionRows, Certificates, FiniteContext, ObservedRow, Overlap, PageEntroKv, PageEntroKvOptions,
-    PageEntroKvScorer, PageScorer, PageSpan, Pooling, RenyiOrder, RowSource, residual_entropy, select_pages,
+    PageEntroKvScorer, PageScorer, PageSpan, Pooling, RenyiOrder, ResidentTokens, RowSource, residual_entropy,
+    select_pages,
 };
 use safetensors::SafeTensors;
 use serde_json::Value;
@@ -75,7 +76,7 @@ fn scorer_of(options: PageEntroKvOptions, rows: &[f32], group_size: usize, page_
 
 fn page_scores(scorer: &mut PageEntroKvScorer, num_tokens: usize, page_size: usize) -> Vec<f32> {
     let mut scores = Vec::new();
-    scorer.score(&spans(num_tokens, page_size), &mut scores);
+    scorer.score(&spans(num_tokens, page_size), ResidentTokens::default(), &mut scores);
     scores
 }
 

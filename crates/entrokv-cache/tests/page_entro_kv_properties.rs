@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use entrokv_cache::certificate::survival_threshold;
 use entrokv_cache::{
     AttentionRows, BlockProjection, FiniteContext, ObservedRow, PageEntroKv, PageEntroKvOptions, PageEntroKvScorer,
-    PageScorer, PageSpan, PoolOn, Pooling, RecentPages, RenyiOrder, RowSource, Schedule, head_weights, parse_policy,
-    residual_entropy, select_pages,
+    PageScorer, PageSpan, PoolOn, Pooling, RecentPages, RenyiOrder, ResidentTokens, RowSource, Schedule, head_weights,
+    parse_policy, residual_entropy, select_pages,
 };
 use proptest::prelude::*;
 
@@ -90,7 +90,7 @@ fn spans(num_tokens: usize) -> Vec<PageSpan> {
 
 fn page_scores(scorer: &mut PageEntroKvScorer, pages: &[PageSpan]) -> Vec<f32> {
     let mut scores = Vec::new();
-    scorer.score(pages, &mut scores);
+    scorer.score(pages, ResidentTokens::default(), &mut scores);
     scores
 }
 

@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used)] // what does not parse here is a failed test
 
 use entrokv_cache::{
-    BlockProjection, MeanPages, ObservedRow, PageEntroKv, PageEntroKvOptions, PoolOn, Pooling, RecentPages, RenyiOrder,
-    RowTap, Schedule, Taps, parse_policy,
+    BlockProjection, MeanPages, ObservedRow, POLICIES, PageEntroKv, PageEntroKvOptions, PoolOn, Pooling, RecentPages,
+    RenyiOrder, RowTap, Schedule, Taps, TokenTap, parse_policy,
 };
 
 fn options(text: &str) -> PageEntroKvOptions {
@@ -59,7 +59,7 @@ fn policies_say_what_they_need() {
         Case {
             text: "page-entro-kv",
             name: "page-entro-kv",
-            taps: Taps { prompt: RowTap::Last, step_rows: true },
+            taps: Taps { prompt: RowTap::Last, step_rows: true, tokens: TokenTap::None },
             schedule: Schedule::Rolling,
             sink_tokens: 4,
             recent_pages: RecentPages::Count(0),
@@ -67,7 +67,7 @@ fn policies_say_what_they_need() {
         Case {
             text: "page-entro-kv:preset=serving",
             name: "page-entro-kv",
-            taps: Taps { prompt: RowTap::Window(32), step_rows: true },
+            taps: Taps { prompt: RowTap::Window(32), step_rows: true, tokens: TokenTap::None },
             schedule: Schedule::Rolling,
             sink_tokens: 4,
             recent_pages: RecentPages::Quarter,
@@ -75,7 +75,7 @@ fn policies_say_what_they_need() {
         Case {
             text: "mean-pages:schedule=once,row=accumulated,sinks=0,recent=2",
             name: "mean-pages",
-            taps: Taps { prompt: RowTap::Accumulated, step_rows: false },
+            taps: Taps { prompt: RowTap::Accumulated, step_rows: false, tokens: TokenTap::None },
             schedule: Schedule::Once,
             sink_tokens: 0,
             recent_pages: RecentPages::Count(2),
@@ -105,10 +105,20 @@ fn the_mean_is_the_mean_whatever_the_preset() {
 #[test]
 fn wrong_spellings_say_what_would_be_right() {
     let refused = |text: &str| parse_policy(text).unwrap_err().to_string();
+    let known = "page-entro-kv, mean-pages, cur, h2o, keydiff, knorm, lagkv, observed-attention, paged-eviction, random, \
+                 snapkv, streaming-llm, tova";
+    assert_eq!(refused("h3o"), format!("unknown policy `h3o`; known are {known}"));
+    assert_eq!(refused(""), format!("unknown policy ``; known are {known}"));
+    assert_eq!(refused("none"), format!("`none` keeps every page and is not a policy; known are {known}"));
     let cases = [
-        ("h2o", "unknown policy `h2o`; known are page-entro-kv, mean-pages"),
-        ("", "unknown policy ``; known are page-entro-kv, mean-pages"),
-        ("none", "`none` keeps every page and is not a policy; known are page-entro-kv, mean-pages"),
+        ("snapkv:kernel=4", "option `kernel` of snapkv is an odd number of tokens from 1 to 255, got `4`"),
+        ("snapkv:preset=fast", "option `preset` of snapkv is official or kvpress, got `fast`"),
+        ("lagkv:lag=1", "option `lag` of lagkv is a number of tokens, 2 or more, got `1`"),
+        (
+            "knorm:allot=ada-floor:2",
+            "option `allot` of knorm is uniform, global, pyramid or pyramid:B with B above 1, ada-floor:A or \
+             ada-interpolated:A with A from 0 to 1, got `ada-floor:2`",
+        ),
         ("page-entro-kv:tau=0", "option `tau` of page-entro-kv is a temperature above 0, or inf, got `0`"),
         ("page-entro-kv:tau=NaN", "option `tau` of page-entro-kv is a temperature above 0, or inf, got `NaN`"),
         ("page-entro-kv:alpha=-1", "option `alpha` of page-entro-kv is an order from 0 to inf, got `-1`"),
@@ -124,8 +134,9 @@ fn wrong_spellings_say_what_would_be_right() {
         ("page-entro-kv:decay=1.5", "option `decay` of page-entro-kv is a factor from 0 to 1, got `1.5`"),
         ("page-entro-kv:sinks=-4", "option `sinks` of page-entro-kv is a number of tokens, 0 or more, got `-4`"),
         (
-            "page-entro-kv:recent=half",
-            "option `recent` of page-entro-kv is a number of pages, 0 or more, or quarter, got `half`",
+            "page-entro-kv:recent=third",
+            "option `recent` of page-entro-kv is a number of pages, 0 or more, quarter, half, or Ntok with N of 1 or more, \
+             got `third`",
         ),
         ("page-entro-kv:preset=fast", "option `preset` of page-entro-kv is paper or serving, got `fast`"),
         ("page-entro-kv:tau=1,tau=1", "option `tau` of page-entro-kv is given twice"),
@@ -162,5 +173,36 @@ fn options_built_in_code_are_checked_too() {
         PageEntroKvOptions { row: ObservedRow::Window(0), ..PageEntroKvOptions::default() },
     ] {
         assert!(PageEntroKv::new(options.clone()).is_err(), "{options:?}");
+    }
+}
+
+#[test]
+fn policies_of_token_scores_print_what_they_parse_from() {
+    for text in [
+        "knorm",
+        "knorm:sinks=0,recent=3,block=mean,allot=ada-interpolated:0.2,share=layer,schedule=once",
+        "random:seed=7,allot=global",
+        "lagkv:lag=32,first=1,cross=yes,recent=half",
+        "cur:window=8,combine=average",
+        "snapkv:window=64,kernel=7,pool=max,allot=pyramid:20",
+        "streaming-llm:recent=16tok",
+        "h2o:recent=quarter",
+    ] {
+        let policy = parse_policy(text).unwrap();
+        assert_eq!(format!("{policy}"), text);
+    }
+    assert_eq!(parse_policy("snapkv:preset=kvpress").unwrap().to_string(), "snapkv:window=64");
+    assert!(parse_policy("snapkv:recent=3").unwrap_err().to_string().starts_with("unknown option `recent` of snapkv"));
+    assert!(parse_policy("streaming-llm:allot=global").is_err());
+    assert!(parse_policy("knorm:preset=official").is_err());
+}
+
+#[test]
+fn every_policy_is_listed_under_its_own_name() {
+    for entry in POLICIES {
+        let policy = entry.default_policy();
+        assert_eq!(policy.name(), entry.name);
+        assert_eq!(policy.to_string(), entry.name, "defaults need no options");
+        assert!(entry.frees && !entry.requires_file && !entry.paper.is_empty());
     }
 }

@@ -222,7 +222,7 @@ fn page_scores(bench: &Bench, rows: &[Vec<f32>], options: &PageEntroKvOptions, t
             scorer.observe(AttentionRows { source: RowSource::Prompt, group_size, positions: &positions, rows });
             scorer.end_prompt();
             let mut scores = Vec::new();
-            scorer.score(&pages, &mut scores);
+            scorer.score(&pages, ResidentTokens::default(), &mut scores);
             scores
         })
         .collect()

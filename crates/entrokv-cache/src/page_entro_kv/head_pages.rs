@@ -3,8 +3,8 @@
 use crate::attention_rows::PageSpan;
 use crate::page_entro_kv::options::PageEntroKvOptions;
 use crate::page_entro_kv::token_scores::TokenScores;
-use crate::page_entro_kv::token_table::TokenTable;
 use crate::selection::select_pages;
+use crate::token_table::TokenTable;
 
 /// Every head's own page scores, as of the last prompt's end: what each would choose alone.
 #[derive(Clone, Debug)]

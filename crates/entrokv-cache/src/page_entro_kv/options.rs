@@ -92,6 +92,22 @@ pub enum BlockProjection {
     Mean,
 }
 
+impl BlockProjection {
+    /// Spellings.
+    pub(crate) const WORDS: [(&str, Self); 3] = [("max", Self::Max), ("sum", Self::Sum), ("mean", Self::Mean)];
+
+    /// The score of a page of tokens with these scores; the lowest of all where there are none.
+    pub(crate) fn of(self, scores: &[f32]) -> f32 {
+        let sum = scores.iter().map(|&score| f64::from(score)).sum::<f64>();
+        match self {
+            _ if scores.is_empty() => f32::NEG_INFINITY,
+            Self::Max => scores.iter().copied().fold(f32::NEG_INFINITY, f32::max),
+            Self::Sum => sum as f32,
+            Self::Mean => (sum / scores.len() as f64) as f32,
+        }
+    }
+}
+
 impl Default for PageEntroKvOptions {
     fn default() -> Self {
         Self {
@@ -173,8 +189,8 @@ pub(crate) const OPTION_KEYS: &[OptionKey<PageEntroKvOptions>] = &[
     OptionKey {
         key: "block",
         expected: "max, sum or mean",
-        read: |options, text| word(text, &BLOCKS).map(|block| options.block = block),
-        show: |options| spelling(options.block, &BLOCKS),
+        read: |options, text| word(text, &BlockProjection::WORDS).map(|block| options.block = block),
+        show: |options| spelling(options.block, &BlockProjection::WORDS),
     },
     OptionKey {
         key: "pool",
@@ -188,18 +204,9 @@ pub(crate) const OPTION_KEYS: &[OptionKey<PageEntroKvOptions>] = &[
     },
     OptionKey {
         key: "recent",
-        expected: "a number of pages, 0 or more, or quarter",
-        read: |options, text| {
-            options.recent = match text {
-                "quarter" => RecentPages::Quarter,
-                number => RecentPages::Count(number.parse().ok()?),
-            };
-            Some(())
-        },
-        show: |options| match options.recent {
-            RecentPages::Count(num_pages) => num_pages.to_string(),
-            RecentPages::Quarter => "quarter".to_owned(),
-        },
+        expected: RecentPages::EXPECTED,
+        read: |options, text| text.parse().ok().map(|recent| options.recent = recent),
+        show: |options| options.recent.to_string(),
     },
     OptionKey {
         key: "decay",
@@ -221,8 +228,6 @@ pub(crate) const OPTION_KEYS: &[OptionKey<PageEntroKvOptions>] = &[
 
 const POOLINGS: [(&str, Pooling); 3] = [("entropy", Pooling::Entropy), ("mean", Pooling::Mean), ("max", Pooling::Max)];
 const POOLED_ROWS: [(&str, PoolOn); 2] = [("raw", PoolOn::Raw), ("isolated", PoolOn::Isolated)];
-const BLOCKS: [(&str, BlockProjection); 3] =
-    [("max", BlockProjection::Max), ("sum", BlockProjection::Sum), ("mean", BlockProjection::Mean)];
 
 fn observed_row(text: &str) -> Option<ObservedRow> {
     match text {

@@ -1,8 +1,8 @@
 //! The prompt rows of one turn, folded into one row a head.
 
-use crate::attention_rows::{AttentionRows, RowSource};
+use crate::attention_rows::{AttentionRows, RowSource, is_row};
 use crate::page_entro_kv::options::ObservedRow;
-use crate::page_entro_kv::token_table::TokenTable;
+use crate::token_table::TokenTable;
 
 /// Running sum of a prompt's rows, each head on its own.
 ///
@@ -78,26 +78,5 @@ impl PromptRows {
     /// Bytes reserved.
     pub(super) fn bytes(&self) -> usize {
         self.sums.bytes() + self.num_rows.capacity() * size_of::<u64>()
-    }
-}
-
-/// Whether masses can be a head's attention row: all finite, none negative, not all 0.
-pub(super) fn is_row(masses: &[f32]) -> bool {
-    // Folds without early exit, which compile to vector code; nearly every row is one.
-    let in_range = masses.iter().fold(true, |good, mass| good & (*mass >= 0.0) & (*mass <= f32::MAX));
-    in_range && masses.iter().fold(false, |any, mass| any | (*mass > 0.0))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_row_is_finite_not_negative_and_not_empty() {
-        assert!(is_row(&[0.0, 1e-40, -0.0]));
-        for bad in [&[][..], &[0.0, -0.0], &[0.5, f32::NAN], &[f32::INFINITY, 0.0], &[0.5, -1e-9], &[f32::NEG_INFINITY]]
-        {
-            assert!(!is_row(bad), "{bad:?}");
-        }
     }
 }

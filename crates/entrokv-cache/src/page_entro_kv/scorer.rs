@@ -1,14 +1,15 @@
 //! The state of Page-EntroKV in one KV group of one sequence.
 
-use crate::attention_rows::{AttentionRows, PageSpan, RowSource};
+use crate::attention_rows::{AttentionRows, PageSpan, RowSource, is_row};
 use crate::entropy::{head_weights, residual_entropy};
 use crate::page_entro_kv::head_pages::HeadPages;
 use crate::page_entro_kv::head_view::HeadView;
 use crate::page_entro_kv::options::{PageEntroKvOptions, Pooling};
-use crate::page_entro_kv::prompt_rows::{PromptRows, is_row};
+use crate::page_entro_kv::prompt_rows::PromptRows;
 use crate::page_entro_kv::token_scores::TokenScores;
-use crate::page_entro_kv::token_table::TokenTable;
 use crate::policy::PageScorer;
+use crate::resident_tokens::ResidentTokens;
+use crate::token_table::TokenTable;
 
 /// Scores the pages of one KV group as [`PageEntroKv`](crate::PageEntroKv) does.
 #[derive(Clone, Debug)]
@@ -166,7 +167,7 @@ impl PageScorer for PageEntroKvScorer {
         self.head_pages.project(&rows, self.page_size, &self.options);
     }
 
-    fn score(&mut self, pages: &[PageSpan], out: &mut Vec<f32>) {
+    fn score(&mut self, pages: &[PageSpan], _tokens: ResidentTokens<'_>, out: &mut Vec<f32>) {
         out.clear();
         let scores = TokenScores { positions: self.scores.positions(), values: self.scores.column(0) };
         out.extend(pages.iter().map(|&page| scores.of_page(page, &self.options) as f32));

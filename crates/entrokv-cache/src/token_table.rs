@@ -4,34 +4,34 @@
 ///
 /// Position-indexed arrays would grow with the sequence; this grows with what is resident, and shrinks when told to.
 #[derive(Clone, Debug)]
-pub(super) struct TokenTable {
+pub(crate) struct TokenTable {
     positions: Vec<u32>,
     columns: Vec<Vec<f64>>,
 }
 
 impl TokenTable {
     /// An empty table.
-    pub(super) fn new(num_columns: usize) -> Self {
+    pub(crate) fn new(num_columns: usize) -> Self {
         Self { positions: Vec::new(), columns: vec![Vec::new(); num_columns] }
     }
 
     /// Positions of the tokens held, ascending.
-    pub(super) fn positions(&self) -> &[u32] {
+    pub(crate) fn positions(&self) -> &[u32] {
         &self.positions
     }
 
     /// One column, `[positions.len()]`.
-    pub(super) fn column(&self, index: usize) -> &[f64] {
+    pub(crate) fn column(&self, index: usize) -> &[f64] {
         &self.columns[index]
     }
 
     /// As [`column`](Self::column), to be written.
-    pub(super) fn column_mut(&mut self, index: usize) -> &mut [f64] {
+    pub(crate) fn column_mut(&mut self, index: usize) -> &mut [f64] {
         &mut self.columns[index]
     }
 
     /// Bytes reserved.
-    pub(super) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         let values: usize = self.columns.iter().map(Vec::capacity).sum();
         self.positions.capacity() * size_of::<u32>()
             + values * size_of::<f64>()
@@ -39,13 +39,13 @@ impl TokenTable {
     }
 
     /// Forgets every token and keeps the memory.
-    pub(super) fn clear(&mut self) {
+    pub(crate) fn clear(&mut self) {
         self.positions.clear();
         self.columns.iter_mut().for_each(Vec::clear);
     }
 
     /// Gives back the memory of tokens that are gone, but for an eighth that spares a growing table its next moves.
-    pub(super) fn shrink(&mut self) {
+    pub(crate) fn shrink(&mut self) {
         let room = self.positions.len() + self.positions.len() / 8;
         self.positions.shrink_to(room);
         self.columns.iter_mut().for_each(|column| column.shrink_to(room));
@@ -53,7 +53,7 @@ impl TokenTable {
 
     /// Makes the tokens held exactly those at `positions` (ascending): tokens not among them are dropped, tokens new to
     /// the table start at 0. Linear, in place, and without allocation unless the table outgrows what it ever held.
-    pub(super) fn align(&mut self, positions: &[u32]) {
+    pub(crate) fn align(&mut self, positions: &[u32]) {
         if !positions.starts_with(&self.positions) {
             self.retain(positions);
             self.spread(positions);

@@ -1,0 +1,32 @@
+//! The policies that score tokens, one a file, with the defaults of its paper.
+//!
+//! All of them decide about pages here and free what they evict. What a paper decides about tokens is projected on pages by
+//! the axis `block`; what it leaves open while decoding is said where it is settled.
+
+mod cur;
+mod h2o;
+mod k_norm;
+mod key_diff;
+mod lag_kv;
+mod paged_eviction;
+mod random;
+mod row_sums;
+mod snap_kv;
+mod streaming_llm;
+mod tova;
+
+pub use cur::{Cur, CurCombine};
+pub use h2o::{H2o, ObservedAttention};
+pub use k_norm::KNorm;
+pub use key_diff::KeyDiff;
+pub use lag_kv::LagKv;
+pub use paged_eviction::PagedEviction;
+pub use random::Random;
+pub use snap_kv::{PoolKind, SnapKv};
+pub use streaming_llm::StreamingLlm;
+pub use tova::Tova;
+
+/// `sqrt(sum x_i^2)`, summed in f64.
+fn norm(x: &[f32]) -> f64 {
+    x.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt()
+}

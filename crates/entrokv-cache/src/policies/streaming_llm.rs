@@ -1,0 +1,54 @@
+//! StreamingLLM: the first tokens and the newest ones.
+
+use crate::attention_rows::{RowTap, Taps};
+use crate::policy::{EvictionPolicy, PolicyError, Schedule};
+use crate::policy_options::OptionSet;
+use crate::resident_tokens::{ResidentTokens, TokenTap};
+use crate::shape::{CacheShape, KvGroup};
+use crate::token_policy::{Axes, Options, TokenMethod, TokenScorer};
+
+/// The policy `streaming-llm` (Xiao et al. 2023): `n_sink` first tokens and as many newest ones as the budget holds.
+///
+/// Keys keep the rotation of their positions, as in kvpress; the authors' code caches keys without rotation and rotates them by
+/// slot.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StreamingLlm;
+
+const OPTIONS: OptionSet<Options<StreamingLlm>> = OptionSet {
+    policy: StreamingLlm::NAME,
+    keys: &[Options::AXES],
+    // Scores are positions: within a page, between heads and layers there is nothing to choose.
+    without: &["block", "allot", "share"],
+    presets: &[],
+    default: || Options { method: StreamingLlm, axes: Axes::default() },
+};
+
+impl StreamingLlm {
+    /// The policy's name on a command line.
+    pub const NAME: &'static str = "streaming-llm";
+
+    pub(crate) fn parse(options: Option<&str>) -> Result<Box<dyn EvictionPolicy>, PolicyError> {
+        OPTIONS.parse(options).map(|options| OPTIONS.policy(options))
+    }
+}
+
+impl TokenMethod for StreamingLlm {
+    fn name(&self) -> &str {
+        Self::NAME
+    }
+
+    fn needs(&self, _schedule: Schedule) -> Taps {
+        Taps { prompt: RowTap::None, step_rows: false, tokens: TokenTap::None }
+    }
+
+    fn scorer(&self, _shape: &CacheShape, _group: KvGroup) -> Box<dyn TokenScorer> {
+        Box::new(Self)
+    }
+}
+
+impl TokenScorer for StreamingLlm {
+    fn score(&mut self, tokens: ResidentTokens<'_>, out: &mut Vec<f32>) {
+        // The sinks are pinned. Exact up to 2^24 tokens, and in order beyond.
+        out.extend(tokens.positions.iter().map(|&position| position as f32));
+    }
+}

@@ -1,0 +1,53 @@
+//! The tokens a KV group holds, as scorers of keys and values read them.
+
+/// Resident tokens of one KV group, ascending by position, at the moment of a decision.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ResidentTokens<'a> {
+    /// Absolute positions, `[tokens]`.
+    pub positions: &'a [u32],
+    /// Keys after RoPE `[tokens, head_dim]`, as the cache stores them; empty unless [`TokenTap`] asks for them.
+    pub keys: &'a [f32],
+    /// Values `[tokens, head_dim]`; empty unless asked for.
+    pub values: &'a [f32],
+}
+
+/// What of the resident tokens a policy reads when it decides, beside their positions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TokenTap {
+    /// Nothing.
+    #[default]
+    None,
+    /// Their keys.
+    Keys,
+    /// Their keys and values.
+    KeysAndValues,
+}
+
+impl<'a> ResidentTokens<'a> {
+    /// Number of tokens.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.positions.len()
+    }
+
+    /// Whether there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.positions.is_empty()
+    }
+
+    /// The key of each token, `[head_dim]`.
+    pub fn keys(&self) -> impl Iterator<Item = &'a [f32]> + use<'a> {
+        rows(self.keys, self.positions.len())
+    }
+
+    /// The value of each token, `[head_dim]`.
+    pub fn values(&self) -> impl Iterator<Item = &'a [f32]> + use<'a> {
+        rows(self.values, self.positions.len())
+    }
+}
+
+/// `elements` in so many rows; none where there are no elements.
+fn rows(elements: &[f32], num_rows: usize) -> impl Iterator<Item = &[f32]> {
+    elements.chunks_exact((elements.len() / num_rows.max(1)).max(1))
+}

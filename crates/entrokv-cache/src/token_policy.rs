@@ -1,0 +1,257 @@
+//! Policies that score tokens: a method, and the axes on which any method can be varied.
+//!
+//! A method gives every resident token of a KV group a score. All else is alike for every method: what is pinned, how tokens
+//! become pages, how a budget is shared out, when pages go.
+//!
+//! A method of one's own is a [`TokenMethod`] and its [`TokenScorer`]; [`TokenPolicy::new`] makes a policy of it.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::allotment::Allotment;
+use crate::attention_rows::{AttentionRows, PageSpan, Taps};
+use crate::page_entro_kv::BlockProjection;
+use crate::pins::{Pins, RecentPages};
+use crate::policy::{EvictionPolicy, PageScorer, Schedule, Sharing};
+use crate::policy_options::{OptionKey, spelling, word};
+use crate::resident_tokens::ResidentTokens;
+use crate::shape::{CacheShape, KvGroup};
+
+/// How tokens are scored.
+pub trait TokenMethod: fmt::Debug + Send + Sync {
+    /// The policy's name on a command line.
+    fn name(&self) -> &str;
+
+    /// What its scorers are shown; nothing else is computed. Rows of decoded tokens are only worth asking for if pages go
+    /// while decoding.
+    fn needs(&self, schedule: Schedule) -> Taps;
+
+    /// A fresh scorer of one KV group.
+    fn scorer(&self, shape: &CacheShape, group: KvGroup) -> Box<dyn TokenScorer>;
+}
+
+/// Scores the tokens of one KV group of one sequence; a higher score stays longer.
+pub trait TokenScorer: Send {
+    /// Takes in attention rows the method asked for. A prompt's rows may arrive in any number of pieces.
+    fn observe(&mut self, _rows: AttentionRows<'_>) {}
+
+    /// Called when all rows of a prompt are in.
+    fn end_prompt(&mut self) {}
+
+    /// Writes one score a token into `out`, which is empty; a score that is NaN counts as the lowest.
+    fn score(&mut self, tokens: ResidentTokens<'_>, out: &mut Vec<f32>);
+
+    /// Forgets every token that is not at one of `positions` (ascending).
+    fn retain(&mut self, _positions: &[u32]) {}
+
+    /// Rows dropped because an entry was not finite or the row had no mass.
+    fn nan_rows(&self) -> u64 {
+        0
+    }
+
+    /// Bytes of memory this scorer holds.
+    fn state_bytes(&self) -> u64 {
+        0
+    }
+}
+
+/// What can be varied with any method.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Axes {
+    /// `sinks`: the first so many positions are pinned.
+    pub sinks: u32,
+    /// `recent`: the newest pages, pinned.
+    pub recent: RecentPages,
+    /// `block`: how the tokens of a page become one score.
+    pub block: BlockProjection,
+    /// `allot`: how the budget is shared out among layers and heads.
+    pub allotment: Allotment,
+    /// `share`: whether the heads of a layer keep the same pages.
+    pub sharing: Sharing,
+    /// `schedule`: when pages are evicted.
+    pub schedule: Schedule,
+}
+
+/// Four sinks, the best token of a page counts, every KV group for itself and alike, the budget kept after every step.
+impl Default for Axes {
+    fn default() -> Self {
+        Self {
+            sinks: 4,
+            recent: RecentPages::Count(0),
+            block: BlockProjection::Max,
+            allotment: Allotment::Uniform,
+            sharing: Sharing::Group,
+            schedule: Schedule::Rolling,
+        }
+    }
+}
+
+/// A method's own options, and the axes.
+#[derive(Clone, Debug)]
+pub(crate) struct Options<M> {
+    pub(crate) method: M,
+    pub(crate) axes: Axes,
+}
+
+const SHARINGS: [(&str, Sharing); 2] = [("group", Sharing::Group), ("layer", Sharing::Layer)];
+
+impl<M: 'static> Options<M> {
+    /// The axes as options, in canonical order.
+    pub(crate) const AXES: &'static [OptionKey<Self>] = &[
+        OptionKey {
+            key: "sinks",
+            expected: "a number of tokens, 0 or more",
+            read: |options, text| text.parse().ok().map(|sinks| options.axes.sinks = sinks),
+            show: |options| options.axes.sinks.to_string(),
+        },
+        OptionKey {
+            key: "recent",
+            expected: RecentPages::EXPECTED,
+            read: |options, text| text.parse().ok().map(|recent| options.axes.recent = recent),
+            show: |options| options.axes.recent.to_string(),
+        },
+        OptionKey {
+            key: "block",
+            expected: "max, sum or mean",
+            read: |options, text| word(text, &BlockProjection::WORDS).map(|block| options.axes.block = block),
+            show: |options| spelling(options.axes.block, &BlockProjection::WORDS),
+        },
+        OptionKey {
+            key: "allot",
+            expected: Allotment::EXPECTED,
+            read: |options, text| text.parse().ok().map(|allotment| options.axes.allotment = allotment),
+            show: |options| options.axes.allotment.to_string(),
+        },
+        OptionKey {
+            key: "share",
+            expected: "group or layer",
+            read: |options, text| word(text, &SHARINGS).map(|sharing| options.axes.sharing = sharing),
+            show: |options| spelling(options.axes.sharing, &SHARINGS),
+        },
+        OptionKey {
+            key: "schedule",
+            expected: "once or rolling",
+            read: |options, text| text.parse().ok().map(|schedule| options.axes.schedule = schedule),
+            show: |options| options.axes.schedule.to_string(),
+        },
+    ];
+}
+
+/// A method and its axes, as a policy.
+#[derive(Clone, Debug)]
+pub struct TokenPolicy {
+    method: Arc<dyn TokenMethod>,
+    axes: Axes,
+    /// The canonical text.
+    text: String,
+}
+
+impl TokenPolicy {
+    /// The policy that evicts by `method`'s scores. It shows itself as the method's name alone.
+    #[must_use]
+    pub fn new(method: impl TokenMethod + 'static, axes: Axes) -> Self {
+        let text = method.name().to_owned();
+        Self { method: Arc::new(method), axes, text }
+    }
+
+    /// The same, with the text that it was read from.
+    pub(crate) fn spelled(method: impl TokenMethod + 'static, axes: Axes, text: String) -> Self {
+        Self { text, ..Self::new(method, axes) }
+    }
+}
+
+/// The canonical text, which [`parse_policy`](crate::parse_policy) reads back.
+impl fmt::Display for TokenPolicy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl EvictionPolicy for TokenPolicy {
+    fn name(&self) -> &str {
+        self.method.name()
+    }
+
+    fn needs(&self) -> Taps {
+        self.method.needs(self.axes.schedule)
+    }
+
+    fn schedule(&self) -> Schedule {
+        self.axes.schedule
+    }
+
+    fn pins(&self) -> Pins {
+        Pins { sink_tokens: self.axes.sinks as usize, recent_pages: self.axes.recent }
+    }
+
+    fn allotment(&self) -> Allotment {
+        self.axes.allotment
+    }
+
+    fn sharing(&self) -> Sharing {
+        self.axes.sharing
+    }
+
+    fn scorer(&self, shape: &CacheShape, group: KvGroup) -> Box<dyn PageScorer> {
+        let tokens = self.method.scorer(shape, group);
+        Box::new(BlockScorer { tokens, block: self.axes.block, scores: Vec::new(), positions: Vec::new() })
+    }
+}
+
+/// Page scores of token scores.
+struct BlockScorer {
+    tokens: Box<dyn TokenScorer>,
+    block: BlockProjection,
+    /// Kept to spare a decision the allocation.
+    scores: Vec<f32>,
+    positions: Vec<u32>,
+}
+
+impl PageScorer for BlockScorer {
+    fn observe(&mut self, rows: AttentionRows<'_>) {
+        self.tokens.observe(rows);
+    }
+
+    fn end_prompt(&mut self) {
+        self.tokens.end_prompt();
+    }
+
+    fn score(&mut self, pages: &[PageSpan], tokens: ResidentTokens<'_>, out: &mut Vec<f32>) {
+        self.scores.clear();
+        self.tokens.score(tokens, &mut self.scores);
+        assert_eq!(self.scores.len(), tokens.len(), "a score a token");
+        out.clear();
+        // Both lists ascend.
+        let mut scored = tokens.positions.iter().zip(&self.scores).peekable();
+        for page in pages {
+            let mut of_page = Vec::new();
+            while let Some((_, &score)) = scored.next_if(|(position, _)| u64::from(**position) < page.end()) {
+                of_page.push(if score.is_nan() { f32::NEG_INFINITY } else { score });
+            }
+            out.push(self.block.of(&of_page));
+        }
+    }
+
+    fn retain(&mut self, pages: &[PageSpan]) {
+        self.positions.clear();
+        self.positions.extend(pages.iter().flat_map(|page| page.first_position..page.first_position + page.len));
+        self.tokens.retain(&self.positions);
+        // A prompt's worth is not needed again before another prompt.
+        self.positions = Vec::new();
+        self.scores = Vec::new();
+    }
+
+    fn nan_rows(&self) -> u64 {
+        self.tokens.nan_rows()
+    }
+
+    fn state_bytes(&self) -> u64 {
+        let buffers = self.scores.capacity() * size_of::<f32>() + self.positions.capacity() * size_of::<u32>();
+        self.tokens.state_bytes() + (size_of::<Self>() + buffers) as u64
+    }
+
+    /// One score a token is all there is, so heads that choose alone choose alike.
+    fn uor_per_head(&self, _pages: &[PageSpan], _k_pages: usize) -> f64 {
+        1.0
+    }
+}
