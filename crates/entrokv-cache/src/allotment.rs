@@ -6,11 +6,11 @@
 //! Invariants, each a test of that name:
 //!
 //! * `no_allotment_gives_more_than_there_is`: the sum never exceeds `keep` units a group, and no group gets more than it has.
-//! * `pins_are_always_allotted`, as long as each group's pins fit `keep`.
+//! * `what_a_group_needs_is_always_allotted`, its pins among it, as long as that fits `keep`.
 //! * `pooled_counts_are_those_of_the_pooled_choice`: a group's best units, so many as it is allotted, are the ones that a
 //!   single choice over the pool would have kept.
 
-use std::cmp::Reverse;
+use std::cmp::{Ordering, Reverse};
 use std::fmt;
 use std::str::FromStr;
 
@@ -30,8 +30,8 @@ pub enum Allotment {
         /// Part of `keep` that is safe in each head, from 0 to 1.
         safeguard: f64,
     },
-    /// Counts as without a safeguard, drawn towards `keep`: `(1 - toward) c_h + toward keep` (Ada-KV, algorithm 2, as its
-    /// authors' code has it).
+    /// Counts as without a safeguard, drawn towards `keep`: `(1 - toward) c_h + toward keep` (Ada-KV, algorithm 2; its authors'
+    /// code rounds each alone, so that some of the budget may be lost or exceeded).
     AdaInterpolated {
         /// How far, from 0 to 1.
         toward: f64,
@@ -56,6 +56,15 @@ pub struct GroupUnits<'a> {
     pub scores: &'a [f32],
     /// Units that stay whatever their score, as indices without repeats.
     pub pinned: &'a [usize],
+    /// Fewest units that the group can do with: its pins, and those it will have to make room for.
+    pub least: usize,
+}
+
+impl GroupUnits<'_> {
+    /// Units that the group keeps in any case, as far as it has them.
+    fn forced(&self) -> usize {
+        self.least.max(self.pinned.len()).min(self.scores.len())
+    }
 }
 
 impl Allotment {
@@ -75,7 +84,7 @@ impl Allotment {
             Self::Uniform => vec![keep; groups.len()],
             Self::Pyramid(pyramid) => {
                 let longest = groups.iter().map(|group| group.scores.len()).max().unwrap_or(0);
-                let pins = groups.iter().map(|group| group.pinned.len()).max().unwrap_or(0);
+                let pins = groups.iter().map(GroupUnits::forced).max().unwrap_or(0);
                 let pyramid = Pyramid { window: pyramid.window.max(pins), ..pyramid };
                 let layers = pyramid.layers(groups.len() / heads_per_layer, longest, keep);
                 layers.into_iter().flat_map(|count| std::iter::repeat_n(count, heads_per_layer)).collect()
@@ -138,7 +147,7 @@ fn pooled(groups: &[GroupUnits<'_>], safe: usize, keep: usize) -> Vec<usize> {
             let order = rank(group.scores[b]).total_cmp(&rank(group.scores[a]));
             is_pinned[b].cmp(&is_pinned[a]).then(order)
         });
-        let forced = safe.max(group.pinned.len());
+        let forced = safe.max(group.forced());
         units.extend(own.into_iter().enumerate().map(|(place, unit)| (place < forced, group.scores[unit], index)));
     }
     let total = keep * groups.len();
@@ -149,17 +158,32 @@ fn pooled(groups: &[GroupUnits<'_>], safe: usize, keep: usize) -> Vec<usize> {
     counts
 }
 
-/// `round((1 - toward) c_h + floor(toward keep))` of the pooled counts `c_h`, but no fewer than are pinned. Where that comes to
-/// more than there is, the largest give it back.
+/// `(1 - toward) c_h + toward keep` of the pooled counts `c_h`, but no fewer than are needed; rounded so that together they are
+/// what there is: down, and one more for those with the largest remainders, ties to the lower group.
 fn interpolated(groups: &[GroupUnits<'_>], toward: f64, keep: usize) -> Vec<usize> {
-    let floor = part(toward, keep) as f64;
-    let draw = |count: usize| ((1.0 - toward) * count as f64 + floor).round_ties_even() as usize;
-    let pooled = pooled(groups, 0, keep).into_iter();
-    let mut counts: Vec<usize> = pooled.zip(groups).map(|(count, group)| draw(count).max(group.pinned.len())).collect();
-    for _ in keep * groups.len()..counts.iter().sum() {
-        let free = (0..groups.len()).filter(|&group| counts[group] > groups[group].pinned.len());
-        let Some(largest) = free.max_by_key(|&group| (counts[group], Reverse(group))) else { break };
-        counts[largest] -= 1;
+    let draw = |count: usize| (1.0 - toward) * count as f64 + toward * keep as f64;
+    let drawn: Vec<f64> = pooled(groups, 0, keep).into_iter().map(draw).collect();
+    let least = |group: usize| groups[group].forced();
+    // A whole number that floats have made a little less is that number.
+    let mut counts: Vec<usize> =
+        drawn.iter().enumerate().map(|(group, &count)| ((count + 1e-9) as usize).max(least(group))).collect();
+    let total: usize = groups.iter().map(|group| group.scores.len()).sum::<usize>().min(keep * groups.len());
+    let lacks = |counts: &[usize], group: usize| drawn[group] - counts[group] as f64;
+    loop {
+        let sum: usize = counts.iter().sum();
+        let candidates = (0..groups.len()).filter(|&group| match sum.cmp(&total) {
+            Ordering::Less => counts[group] < groups[group].scores.len(),
+            Ordering::Equal => false,
+            Ordering::Greater => counts[group] > least(group),
+        });
+        let by_lack = |a: &usize, b: &usize| lacks(&counts, *a).total_cmp(&lacks(&counts, *b));
+        if sum < total {
+            let Some(group) = candidates.max_by(|a, b| by_lack(a, b).then(b.cmp(a))) else { break };
+            counts[group] += 1;
+        } else {
+            let Some(group) = candidates.min_by(|a, b| by_lack(a, b).then(b.cmp(a))) else { break };
+            counts[group] -= 1;
+        }
     }
     counts
 }
@@ -234,7 +258,8 @@ mod tests {
         let raw = [250, 90, 40, 20];
         let scores: Vec<Vec<f32>> =
             raw.iter().map(|&n| (0..400).map(|unit| if unit < n { 1.0 } else { 0.0 }).collect()).collect();
-        let groups: Vec<GroupUnits<'_>> = scores.iter().map(|scores| GroupUnits { scores, pinned: &[] }).collect();
+        let groups: Vec<GroupUnits<'_>> =
+            scores.iter().map(|scores| GroupUnits { scores, pinned: &[], least: 0 }).collect();
         let counts = |allotment: Allotment| allotment.counts(&groups, 4, 100);
         assert_eq!(counts(Allotment::AdaFloor { safeguard: 0.2 }), raw);
         assert_eq!(counts(Allotment::AdaInterpolated { toward: 0.2 }), [220, 92, 52, 36]);
@@ -248,7 +273,7 @@ mod tests {
     fn a_safeguard_lifts_heads_that_would_starve_and_no_others() {
         let rich = [9.0, 8.0, 7.0, 6.0, 5.0, 4.0];
         let poor = [0.6, 0.5, 0.4, 0.3, 0.2, 0.1];
-        let groups = [&rich, &poor].map(|scores| GroupUnits { scores, pinned: &[] });
+        let groups = [&rich, &poor].map(|scores| GroupUnits { scores, pinned: &[], least: 0 });
         let counts = |safeguard| Allotment::AdaFloor { safeguard }.counts(&groups, 2, 3);
         // trunc(0.2 * 3) = 0: no safeguard at all.
         assert_eq!(counts(0.2), [6, 0]);
@@ -260,7 +285,10 @@ mod tests {
     #[test]
     fn a_global_pool_moves_units_between_layers() {
         let scores = [[5.0, 1.0, 0.0], [4.0, 3.0, 2.0]];
-        let groups = [GroupUnits { scores: &scores[0], pinned: &[2] }, GroupUnits { scores: &scores[1], pinned: &[] }];
+        let groups = [
+            GroupUnits { scores: &scores[0], pinned: &[2], least: 0 },
+            GroupUnits { scores: &scores[1], pinned: &[], least: 0 },
+        ];
         assert_eq!(Allotment::Global.counts(&groups, 1, 2), [2, 2]);
         // The pin of the first group, then 5, then 4.
         assert_eq!(Allotment::Global.counts(&groups[..1], 1, 1), [1]);
@@ -299,7 +327,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_allotment_gives_more_than_there_is(allotment in allotments(), scores in scores(6), keep in 0..14_usize) {
-            let groups: Vec<GroupUnits<'_>> = scores.iter().map(|scores| GroupUnits { scores, pinned: &[] }).collect();
+            let groups: Vec<GroupUnits<'_>> = scores.iter().map(|scores| GroupUnits { scores, pinned: &[], least: 0 }).collect();
             let counts = allotment.counts(&groups, 2, keep);
             prop_assert!(counts.iter().all(|&count| count <= 12));
             prop_assert!(counts.iter().sum::<usize>() <= 6 * keep, "{:?}", counts);
@@ -307,8 +335,8 @@ mod tests {
         }
 
         #[test]
-        fn pins_are_always_allotted(scores in scores(6), keep in 3..12_usize, safeguard in 0.0..=1.0) {
-            let groups: Vec<GroupUnits<'_>> = scores.iter().map(|scores| GroupUnits { scores, pinned: &[0, 5, 11] }).collect();
+        fn what_a_group_needs_is_always_allotted(scores in scores(6), keep in 3..12_usize, safeguard in 0.0..=1.0) {
+            let groups: Vec<GroupUnits<'_>> = scores.iter().map(|scores| GroupUnits { scores, pinned: &[0, 5], least: 3 }).collect();
             let pyramid = Allotment::Pyramid(Pyramid { steepness: 1.0 + 20.0 * safeguard, window: 0 });
             let ada = [Allotment::AdaFloor { safeguard }, Allotment::AdaInterpolated { toward: safeguard }];
             for allotment in [Allotment::Uniform, Allotment::Global, pyramid].into_iter().chain(ada) {
@@ -320,7 +348,7 @@ mod tests {
 
         #[test]
         fn pooled_counts_are_those_of_the_pooled_choice(scores in scores(4), keep in 0..12_usize) {
-            let groups: Vec<GroupUnits<'_>> = scores.iter().map(|scores| GroupUnits { scores, pinned: &[] }).collect();
+            let groups: Vec<GroupUnits<'_>> = scores.iter().map(|scores| GroupUnits { scores, pinned: &[], least: 0 }).collect();
             let counts = Allotment::Global.counts(&groups, 2, keep);
             let flat: Vec<f32> = scores.concat();
             let chosen = select_pages(&flat, 4 * keep, &[]);

@@ -79,6 +79,26 @@ pub struct Taps {
     pub tokens: TokenTap,
 }
 
+impl Taps {
+    /// What is asked for, in words; positions are there for every policy.
+    #[must_use]
+    pub fn words(&self) -> Vec<&'static str> {
+        let rows = match self.prompt {
+            RowTap::None => None,
+            RowTap::Last => Some("last row"),
+            RowTap::Window(_) => Some("window rows"),
+            RowTap::Accumulated => Some("column sums"),
+        };
+        let steps = self.step_rows.then_some("step rows");
+        let tokens = match self.tokens {
+            TokenTap::None => None,
+            TokenTap::Keys => Some("keys"),
+            TokenTap::KeysAndValues => Some("keys and values"),
+        };
+        std::iter::once("positions").chain([rows, steps, tokens].into_iter().flatten()).collect()
+    }
+}
+
 /// The tokens of one resident page, by absolute position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageSpan {

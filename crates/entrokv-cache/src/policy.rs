@@ -122,6 +122,9 @@ impl FromStr for Schedule {
     }
 }
 
+/// Reads the options of a policy: what stands behind its name and a colon, if anything does.
+type Parse = fn(Option<&str>) -> Result<Box<dyn EvictionPolicy>, PolicyError>;
+
 /// A policy that [`parse_policy`] knows.
 #[derive(Clone, Copy, Debug)]
 pub struct PolicyEntry {
@@ -133,7 +136,7 @@ pub struct PolicyEntry {
     pub frees: bool,
     /// Whether it needs a file beside the model.
     pub requires_file: bool,
-    parse: fn(Option<&str>) -> Result<Box<dyn EvictionPolicy>, PolicyError>,
+    parse: Parse,
 }
 
 impl PolicyEntry {
@@ -144,11 +147,7 @@ impl PolicyEntry {
     }
 }
 
-const fn entry(
-    name: &'static str,
-    paper: &'static str,
-    parse: fn(Option<&str>) -> Result<Box<dyn EvictionPolicy>, PolicyError>,
-) -> PolicyEntry {
+const fn entry(name: &'static str, paper: &'static str, parse: Parse) -> PolicyEntry {
     PolicyEntry { name, paper, frees: true, requires_file: false, parse }
 }
 

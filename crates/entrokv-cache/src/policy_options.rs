@@ -15,6 +15,9 @@ pub(crate) struct OptionKey<T> {
     pub(crate) show: fn(&T) -> String,
 }
 
+/// A name that `preset` may be, and the options it stands for.
+pub(crate) type Preset<T> = (&'static str, fn() -> T);
+
 /// A key under which a whole set of options is given; it is applied before the others, wherever it stands.
 const PRESET_KEY: &str = "preset";
 
@@ -27,7 +30,7 @@ pub(crate) struct OptionSet<T: 'static> {
     /// Keys that have no meaning for it.
     pub(crate) without: &'static [&'static str],
     /// What `preset` may be; empty where there is none.
-    pub(crate) presets: &'static [(&'static str, fn() -> T)],
+    pub(crate) presets: &'static [Preset<T>],
     /// What is not given.
     pub(crate) default: fn() -> T,
 }

@@ -12,7 +12,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 
 use crate::failure::Failure;
-use crate::{bench, chat, demo, generate, inspect, perplexity, pull, tokenize};
+use crate::{bench, chat, demo, generate, inspect, perplexity, policies, pull, tokenize};
 
 /// Run language models with a hard cap on the memory of their KV cache.
 ///
@@ -74,6 +74,8 @@ pub(crate) enum Command {
     Perplexity(perplexity::PerplexityArgs),
     /// Measure reading and generating speed, and the memory they take
     Bench(bench::BenchArgs),
+    /// List the eviction policies: who described them, what they read, what they free
+    Policies(policies::PoliciesArgs),
     /// Print a shell's completion script
     Completions(CompletionsArgs),
 }

@@ -14,6 +14,7 @@ mod interrupt;
 mod model_args;
 mod output;
 mod perplexity;
+mod policies;
 mod progress;
 mod pull;
 mod rendering;
@@ -41,6 +42,7 @@ fn main() -> ExitCode {
         Command::Tokenize(args) => tokenize::run(&args, &cli.cache),
         Command::Perplexity(args) => perplexity::run(&args, &cli.cache),
         Command::Bench(args) => bench::run(&args, &cli.cache),
+        Command::Policies(args) => policies::run(&args),
         Command::Completions(args) => cli::completions(&args),
     };
     match outcome {

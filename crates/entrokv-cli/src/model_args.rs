@@ -176,7 +176,7 @@ pub(crate) struct EvictionArgs {
     /// Most the cache may hold once the prompt is read: 20% or 1/5 (of the prompt's full cache; 100% and more caps nothing), 64MiB (whole sequence), 512tok or 40pages (each KV head)
     #[arg(long, env = "ENTROKV_KV_BUDGET", value_name = "BUDGET", value_parser = parse_budget)]
     pub(crate) kv_budget: Option<Budget>,
-    /// What decides which pages stay: page-entro-kv, mean-pages or none, with options such as page-entro-kv:tau=0.5,row=window:32,schedule=once [default: page-entro-kv:preset=serving when a budget is given]
+    /// What decides which pages stay: none, or one that `entrokv policies` lists, with options such as page-entro-kv:tau=0.5,row=window:32,schedule=once [default: page-entro-kv:preset=serving when a budget is given]
     #[arg(long, env = "ENTROKV_POLICY", value_name = "POLICY", value_parser = parse_policy_flag)]
     pub(crate) policy: Option<PolicyFlag>,
 }

@@ -67,6 +67,11 @@ impl Coding {
         (&self.constants, &mut self.queries)
     }
 
+    /// The constants in the order of [`CacheShape::groups`]; none before they are taken.
+    pub(crate) fn constants(&self) -> &[Option<KeyConstants>] {
+        &self.constants
+    }
+
     /// The step that was begun was whole: its queries count.
     pub(crate) fn commit(&mut self) {
         self.queries.commit();

@@ -25,6 +25,7 @@ use crate::model::{ModelRunner, RunError};
 use crate::sampler::{OptionError, Sampler};
 use crate::sequence::{FinishReason, Request, Sequence, SequenceId, Timing, Turn};
 use crate::stop::StopError;
+use crate::store::TokenVectors;
 use crate::text_stream::TextStream;
 use crate::tokenizer::Tokenizer;
 
@@ -274,6 +275,13 @@ impl Engine {
     /// Block tables of `id`.
     pub fn cache(&self, id: SequenceId) -> Option<&KvCache> {
         self.sequences.get(&id).map(|sequence| &sequence.cache)
+    }
+
+    /// Keys and values that `id` holds of each KV head of `layer`, as they are stored.
+    pub fn token_vectors(&self, id: SequenceId, layer: u32) -> Option<Vec<TokenVectors>> {
+        let sequence = self.sequences.get(&id)?;
+        let constants = sequence.coding.as_ref().map_or(&[][..], Coding::constants);
+        Some(self.runner.token_vectors(&sequence.cache, layer, constants))
     }
 
     /// Wall time of the current turn of `id`.

@@ -14,14 +14,17 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use entrokv_cache::{
-    AttentionRows, Budget, BudgetError, CacheShape, EvictionPolicy, KvCache, KvGroup, LayerKind, OpenPage, PageCost,
-    PageFate, PageIndex, PagePool, PageScorer, PageSpan, ResolvedBudget, RowSource, RowTap, Schedule, pages_to_evict,
-    select_pages,
+    Allotment, AttentionRows, Budget, BudgetError, CacheShape, EvictionPolicy, GroupUnits, KvCache, KvGroup, LayerKind,
+    OpenPage, PageCost, PageFate, PageIndex, PagePool, PageScorer, PageSpan, ResidentTokens, ResolvedBudget, RowSource,
+    RowTap, Schedule, Sharing, TokenTap, pages_to_evict, select_pages,
 };
 use entrokv_kernels::attention::Tap;
+use entrokv_kernels::codes::KeyConstants;
 use entrokv_kernels::threads::Threads;
 
+use crate::model::ModelRunner;
 use crate::sequence::EvictionOptions;
+use crate::store::TokenVectors;
 
 /// What eviction did to a sequence so far.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -70,6 +73,18 @@ struct ScoredGroup {
     scorer: Box<dyn PageScorer>,
     /// Column sums of the prompt's rows `[group_size, tokens]`, handed to the scorer at its end.
     column_sums: Vec<f32>,
+    /// Pages it may hold, once the budget is fixed.
+    cap: usize,
+}
+
+/// What a sequence holds, and who can read it.
+pub(crate) struct Held<'a> {
+    /// Its block tables.
+    pub(crate) cache: &'a mut KvCache,
+    /// What rotated codes of its keys are relative to, in the order of [`CacheShape::groups`]; empty where there are none.
+    pub(crate) constants: &'a [Option<KeyConstants>],
+    /// Reads keys and values.
+    pub(crate) runner: &'a dyn ModelRunner,
 }
 
 /// Buffers of the decode path.
@@ -78,7 +93,6 @@ struct Scratch {
     positions: Vec<u32>,
     indices: Vec<PageIndex>,
     spans: Vec<PageSpan>,
-    scores: Vec<f32>,
 }
 
 impl Eviction {
@@ -99,7 +113,7 @@ impl Eviction {
             for kv_head in 0..shape.num_kv_heads as u32 {
                 let group = KvGroup { layer: layer as u32, kv_head };
                 let scorer = policy.scorer(shape, group);
-                groups.push(ScoredGroup { group, scorer, column_sums: Vec::new() });
+                groups.push(ScoredGroup { group, scorer, column_sums: Vec::new(), cap: usize::MAX });
             }
         }
         Ok(Self {
@@ -189,12 +203,10 @@ impl Eviction {
     }
 
     /// Fixes the budget of a prompt that has just been read, its pages weighing `cost`, and frees what is over it.
-    pub(crate) fn end_prompt(&mut self, cache: &mut KvCache, pool: &mut PagePool, cost: PageCost) {
+    pub(crate) fn end_prompt(&mut self, held: Held<'_>, pool: &mut PagePool, cost: PageCost) {
+        let cache = &*held.cache;
         self.prompt_tokens = cache.logical_len();
         let keep = self.resolve(cost);
-        let pins = self.policy.pins();
-        let open = if cache.open_page().is_some() { OpenPage::Newest } else { OpenPage::None };
-        let (mut held, mut needed, mut alone) = (0.0, 0.0, 0.0);
         for group in &mut self.groups {
             if self.num_summed_rows[group.group.layer as usize] > 0 {
                 positions(cache, group.group, &mut self.scratch.positions);
@@ -208,39 +220,98 @@ impl Eviction {
                 group.column_sums = Vec::new();
             }
             group.scorer.end_prompt();
-            let table = cache.table(group.group);
-            if table.len() > keep {
-                self.scratch.read(cache, group.group);
-                group.scorer.score(&self.scratch.spans, &mut self.scratch.scores);
-                let pinned = pins.pinned(&self.scratch.indices, self.shape.page_size, keep, open);
-                let kept = select_pages(&self.scratch.scores, keep, &pinned);
-                alone += group.scorer.uor_per_head(&self.scratch.spans, keep);
-                let mut fates = vec![PageFate::Free; table.len()];
-                for page in kept.iter() {
-                    fates[page] = PageFate::Keep;
-                }
-                self.report.pages_evicted += (table.len() - kept.len()) as u64;
-                cache
-                    .apply(pool, group.group, &fates, &mut |_| ())
-                    .expect("the open page is pinned, and no page changes its kind");
-                self.scratch.read(cache, group.group);
-                group.scorer.retain(&self.scratch.spans);
-                held += cache.table(group.group).len() as f64 / kept.len() as f64;
-            } else {
-                held += 1.0;
-                alone += 1.0;
+        }
+        self.groups.iter_mut().for_each(|group| group.cap = keep);
+        let open = if cache.open_page().is_some() { OpenPage::Newest } else { OpenPage::None };
+        let scores = self.scores(&held, |table_len| table_len > keep);
+        if !matches!(self.policy.allotment(), Allotment::Uniform) && scores.iter().all(Option::is_some) {
+            self.allot(&held, &scores, keep, open);
+        }
+        let cache = held.cache;
+        let pins = self.policy.pins();
+        let (mut pages_held, mut alone) = (0.0, 0.0);
+        for (group, scores) in self.groups.iter_mut().zip(&scores) {
+            let table_len = cache.table(group.group).len();
+            let Some(scores) = scores.as_ref().filter(|_| table_len > group.cap) else {
+                (pages_held, alone) = (pages_held + 1.0, alone + 1.0);
+                continue;
+            };
+            self.scratch.read(cache, group.group);
+            let pinned = pins.pinned(&self.scratch.indices, self.shape.page_size, keep, open);
+            let kept = select_pages(scores, group.cap, &pinned);
+            alone += group.scorer.uor_per_head(&self.scratch.spans, group.cap);
+            let mut fates = vec![PageFate::Free; table_len];
+            for page in kept.iter() {
+                fates[page] = PageFate::Keep;
             }
-            needed += 1.0;
+            self.report.pages_evicted += (table_len - kept.len()) as u64;
+            cache
+                .apply(pool, group.group, &fates, &mut |_| ())
+                .expect("the open page is pinned, and no page changes its kind");
+            self.scratch.read(cache, group.group);
+            group.scorer.retain(&self.scratch.spans);
+            pages_held += cache.table(group.group).len() as f64 / kept.len() as f64;
         }
-        if needed > 0.0 {
-            (self.report.uor, self.report.uor_per_head) = (held / needed, alone / needed);
+        if !self.groups.is_empty() {
+            let num_groups = self.groups.len() as f64;
+            (self.report.uor, self.report.uor_per_head) = (pages_held / num_groups, alone / num_groups);
         }
+    }
+
+    /// Shares `keep` pages a group out among the groups by their scores.
+    fn allot(&mut self, held: &Held<'_>, scores: &[Option<Vec<f32>>], keep: usize, open: OpenPage) {
+        let (pins, page_size) = (self.policy.pins(), self.shape.page_size);
+        let mut pinned = Vec::with_capacity(self.groups.len());
+        for group in &self.groups {
+            self.scratch.read(held.cache, group.group);
+            pinned.push(pins.pinned(&self.scratch.indices, page_size, keep, open));
+        }
+        let least = pins.smallest_pages(page_size);
+        let units: Vec<GroupUnits<'_>> = scores
+            .iter()
+            .zip(&pinned)
+            .map(|(scores, pinned)| GroupUnits { scores: scores.as_deref().unwrap_or(&[]), pinned, least })
+            .collect();
+        let caps = self.policy.allotment().counts(&units, self.shape.num_kv_heads, keep);
+        self.groups.iter_mut().zip(caps).for_each(|(group, cap)| group.cap = cap);
+    }
+
+    /// The page scores of every KV group, those of layers in which no table `is_long_enough` left out.
+    fn scores(&mut self, held: &Held<'_>, is_long_enough: impl Fn(usize) -> bool) -> Vec<Option<Vec<f32>>> {
+        let cache = &*held.cache;
+        let mut all = Vec::with_capacity(self.groups.len());
+        for groups in self.groups.chunks_mut(self.shape.num_kv_heads) {
+            if !groups.iter().any(|group| is_long_enough(cache.table(group.group).len())) {
+                all.resize(all.len() + groups.len(), None);
+                continue;
+            }
+            let layer = groups[0].group.layer;
+            let vectors = match self.policy.needs().tokens {
+                TokenTap::None => vec![TokenVectors::default(); groups.len()],
+                TokenTap::Keys | TokenTap::KeysAndValues => held.runner.token_vectors(cache, layer, held.constants),
+            };
+            let first = all.len();
+            for (group, TokenVectors { keys, values }) in groups.iter_mut().zip(&vectors) {
+                self.scratch.read(cache, group.group);
+                positions(cache, group.group, &mut self.scratch.positions);
+                let tokens = ResidentTokens { positions: &self.scratch.positions, keys, values };
+                let mut scores = Vec::new();
+                group.scorer.score(&self.scratch.spans, tokens, &mut scores);
+                all.push(Some(scores));
+            }
+            if self.policy.sharing() == Sharing::Layer {
+                share(&mut all[first..]);
+            }
+        }
+        all
     }
 
     /// Fixes the budget anew where pages weigh something else from now on: the same bytes hold more of them.
     pub(crate) fn reprice(&mut self, cost: PageCost) {
-        if self.resolved.is_some() {
-            self.resolve(cost);
+        if let Some(before) = self.resolved.as_ref().map(|resolved| resolved.pages_per_group) {
+            let more = self.resolve(cost).saturating_sub(before);
+            // Codes weigh less the more of a group's pages they are, so shares that fitted still do.
+            self.groups.iter_mut().for_each(|group| group.cap = group.cap.saturating_add(more));
         }
     }
 
@@ -261,24 +332,25 @@ impl Eviction {
     }
 
     /// Frees a page of each KV group that is about to open one beyond its budget; `next` is the position to be written.
-    pub(crate) fn make_room(&mut self, cache: &mut KvCache, pool: &mut PagePool, next: usize) {
-        let Some(resolved) = self.resolved.as_ref().filter(|resolved| !resolved.unlimited) else { return };
-        let opens_page = next.is_multiple_of(self.shape.page_size);
-        if !opens_page || self.policy.schedule() == Schedule::Once || next < cache.logical_len() {
+    pub(crate) fn make_room(&mut self, held: Held<'_>, pool: &mut PagePool, next: usize) {
+        if self.resolved.as_ref().is_none_or(|resolved| resolved.unlimited) {
             return;
         }
-        let keep = resolved.pages_per_group - 1;
-        let pins = self.policy.pins();
-        for group in &mut self.groups {
-            let table = cache.table(group.group);
-            if table.len() <= keep {
-                continue;
-            }
+        let opens_page = next.is_multiple_of(self.shape.page_size);
+        if !opens_page || self.policy.schedule() == Schedule::Once || next < held.cache.logical_len() {
+            return;
+        }
+        // With shares of the budget a group may have room where its neighbours have not.
+        let least = self.groups.iter().map(|group| group.cap).min().unwrap_or(0);
+        let scores = self.scores(&held, |table_len| table_len >= least);
+        let (cache, pins) = (held.cache, self.policy.pins());
+        for (group, scores) in self.groups.iter_mut().zip(&scores) {
+            let table_len = cache.table(group.group).len();
+            let Some(scores) = scores.as_ref().filter(|_| table_len >= group.cap) else { continue };
             self.scratch.read(cache, group.group);
-            group.scorer.score(&self.scratch.spans, &mut self.scratch.scores);
-            let pinned = pins.pinned(&self.scratch.indices, self.shape.page_size, keep + 1, OpenPage::Next);
-            let mut fates = vec![PageFate::Keep; table.len()];
-            for page in pages_to_evict(&self.scratch.scores, &pinned, keep) {
+            let pinned = pins.pinned(&self.scratch.indices, self.shape.page_size, group.cap, OpenPage::Next);
+            let mut fates = vec![PageFate::Keep; table_len];
+            for page in pages_to_evict(scores, &pinned, group.cap - 1) {
                 fates[page] = PageFate::Free;
                 self.report.pages_evicted += 1;
             }
@@ -311,6 +383,19 @@ impl Eviction {
         let here: u64 = self.groups.iter().map(|group| group.scorer.nan_rows()).sum();
         EvictionReport { nan_rows: self.report.nan_rows + here, ..self.report }
     }
+}
+
+/// Gives every group the mean of the groups' page scores. Groups that keep the same pages hold the same pages; should a sequence
+/// have come to hold others, each goes on by itself.
+fn share(scores: &mut [Option<Vec<f32>>]) {
+    let rows: Vec<&Vec<f32>> = scores.iter().flatten().collect();
+    let Some(first) = rows.first() else { return };
+    if rows.len() < scores.len() || rows.iter().any(|row| row.len() != first.len()) {
+        return;
+    }
+    let mean = |page: usize| rows.iter().map(|row| f64::from(row[page])).sum::<f64>() / rows.len() as f64;
+    let means: Vec<f32> = (0..first.len()).map(|page| mean(page) as f32).collect();
+    scores.iter_mut().flatten().for_each(|row| row.copy_from_slice(&means));
 }
 
 /// Absolute positions of the tokens of `group`, ascending: the columns of its attention rows.

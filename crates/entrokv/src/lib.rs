@@ -44,7 +44,9 @@ pub mod tiny;
 pub mod tokenizer;
 pub mod weights;
 
-pub use entrokv_cache::{Budget, CacheShape, Encoding, EvictionPolicy, LayerKind, PageKind, Pins, parse_policy};
+pub use entrokv_cache::{
+    Budget, CacheShape, Encoding, EvictionPolicy, LayerKind, POLICIES, PageKind, Pins, parse_policy,
+};
 pub use entrokv_kernels::activations::Arithmetic;
 pub use entrokv_kernels::isa::Isa;
 

@@ -21,7 +21,7 @@ use entrokv_kernels::rope::{RopeAngles, rope};
 use entrokv_kernels::threads::Threads;
 
 use crate::config::{FeedForward, ModelConfig};
-use crate::store::{KeyMoments, NewTokens, Store};
+use crate::store::{KeyMoments, NewTokens, Store, TokenVectors};
 use crate::weights::{LayerWeights, Projection, Weights};
 
 /// What a batch wants to know of one sequence's rows.
@@ -121,6 +121,8 @@ pub trait ModelRunner {
     /// [`RunError::Interrupted`] when the flag given at construction was raised: nothing but the spans' own slots has
     /// been written, so the same call may be made again.
     fn forward(&mut self, batch: &[BatchSpan<'_>], sink: &mut dyn AttentionSink) -> Result<Logits, RunError>;
+    /// Keys and values that `cache` holds of each KV group of `layer`; `constants` are those of all its groups, or none.
+    fn token_vectors(&self, cache: &KvCache, layer: u32, constants: &[Option<KeyConstants>]) -> Vec<TokenVectors>;
     /// Moments of the keys in full plain pages, for each of several KV groups.
     fn key_moments(&self, groups: &[Vec<PagePlace>]) -> Vec<KeyMoments>;
     /// Encodes pages of one KV group from their old places into their new ones; `constants` are its own.
@@ -375,6 +377,10 @@ impl ModelRunner for Decoder {
             self.feed_forward_block(index);
         }
         Ok(self.logits(batch))
+    }
+
+    fn token_vectors(&self, cache: &KvCache, layer: u32, constants: &[Option<KeyConstants>]) -> Vec<TokenVectors> {
+        self.store.token_vectors(&self.compute, cache, layer, constants)
     }
 
     fn key_moments(&self, groups: &[Vec<PagePlace>]) -> Vec<KeyMoments> {

@@ -40,6 +40,15 @@ pub struct KeyMoments {
     pub std: Vec<f32>,
 }
 
+/// Keys and values of the tokens that one KV group holds, in the order of its table.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TokenVectors {
+    /// `[tokens, head_dim]`, after RoPE.
+    pub keys: Vec<f32>,
+    /// `[tokens, head_dim]`.
+    pub values: Vec<f32>,
+}
+
 impl Store {
     /// Reserves `capacity_bytes` of address space; memory is taken when a page is first written.
     ///
@@ -129,6 +138,34 @@ impl Store {
         for (page, bytes) in moves.iter().zip(encoded.chunks_exact(stride)) {
             self.arena.bytes_mut(page.to.range.clone()).copy_from_slice(&bytes[..new_bytes(page)]);
         }
+    }
+
+    /// What is stored of the keys and values of each KV group of `layer`, a group a task; `constants` are those of all groups of
+    /// `cache`, or none.
+    pub fn token_vectors(
+        &self,
+        compute: &Compute,
+        cache: &KvCache,
+        layer: u32,
+        constants: &[Option<KeyConstants>],
+    ) -> Vec<TokenVectors> {
+        let groups: Vec<KvGroup> = cache.shape().groups_of(layer).collect();
+        let mut all = vec![TokenVectors::default(); groups.len()];
+        compute.threads.for_each_chunk(&mut all, 1, |index, vectors| {
+            let len = cache.resident_tokens(groups[index]) * self.head_dim;
+            let constants = constants.get(cache.shape().group_index(groups[index])).and_then(Option::as_ref);
+            let mut keys = vec![0.0; len];
+            let mut values = vec![0.0; len];
+            let mut rows = keys.chunks_exact_mut(self.head_dim).zip(values.chunks_exact_mut(self.head_dim));
+            for page in cache.table(groups[index]) {
+                let (layout, frame) = (self.layout(page.kind), self.arena.bytes(page.range()));
+                for (slot, (key, value)) in (0..page.len as usize).zip(&mut rows) {
+                    layout.read_token(frame, slot, constants, key, value);
+                }
+            }
+            vectors[0] = TokenVectors { keys, values };
+        });
+        all
     }
 
     /// Moments of the keys in full plain pages, for each of several groups; sums are f64, by ascending slot.

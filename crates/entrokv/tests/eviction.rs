@@ -38,7 +38,7 @@ fn request(len: usize, generate: usize, budget: &str, policy: &str) -> Request {
 }
 
 /// Every policy and option that changes when or what is evicted.
-const POLICIES: [&str; 7] = [
+const POLICIES: [&str; 21] = [
     "page-entro-kv",
     "page-entro-kv:preset=serving",
     "page-entro-kv:row=accumulated,pooling=max",
@@ -46,6 +46,20 @@ const POLICIES: [&str; 7] = [
     "page-entro-kv:alpha=inf,block=mean,row=window:8",
     "page-entro-kv:alpha=0.5,tau=2,sinks=20",
     "mean-pages",
+    "random",
+    "streaming-llm",
+    "knorm:allot=global",
+    "keydiff:allot=ada-floor:0.2",
+    "lagkv:lag=16,allot=ada-interpolated:0.2",
+    "cur:allot=pyramid:4",
+    "paged-eviction",
+    "snapkv:window=4,allot=global",
+    "tova",
+    "h2o:recent=1",
+    "observed-attention:recent=1",
+    "random:allot=global,sinks=20",
+    "streaming-llm:sinks=0",
+    "knorm:share=layer,allot=pyramid:3",
 ];
 
 #[test]

@@ -17,7 +17,7 @@ use entrokv::model::{AttentionSink, BatchSpan, LogitsWanted, ModelRunner, NoTaps
 use entrokv::{Arithmetic, EndTokens, EvictionOptions, Isa, ModelOptions, Request, parse_policy};
 use entrokv_cache::{
     AttentionRows, KvCache, KvGroup, PageEntroKv, PageEntroKvOptions, PageFate, PageScorer, PageSpan, ResidentPage,
-    RowSource, select_pages,
+    ResidentTokens, RowSource, select_pages,
 };
 use entrokv_kernels::attention::Tap;
 use entrokv_kernels::threads::Threads;

@@ -6,7 +6,7 @@ use crate::attention_rows::RowTap;
 use crate::entropy::RenyiOrder;
 use crate::pins::RecentPages;
 use crate::policy::Schedule;
-use crate::policy_options::{OptionKey, spelling, word};
+use crate::policy_options::{OptionKey, Preset, spelling, word};
 
 /// Widest average pool taken as an option, in tokens.
 const MAX_POOL_WIDTH: usize = 255;
@@ -141,7 +141,7 @@ impl PageEntroKvOptions {
 }
 
 /// What `preset` may be.
-pub(crate) const PRESETS: &[(&str, fn() -> PageEntroKvOptions)] =
+pub(crate) const PRESETS: &[Preset<PageEntroKvOptions>] =
     &[("paper", PageEntroKvOptions::paper), ("serving", PageEntroKvOptions::serving)];
 
 /// The options in canonical order.

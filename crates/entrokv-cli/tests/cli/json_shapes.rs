@@ -96,7 +96,7 @@ fn a_budget_of_everything_is_no_budget() {
 #[test]
 fn every_kind_of_budget_and_policy_is_taken_and_kept() {
     let bench = Bench::new();
-    let cases: [(&[&str], u64); 7] = [
+    let cases: [(&[&str], u64); 10] = [
         (&["--kv-budget", "128tok"], 8),
         (&["--kv-budget", "9pages"], 9),
         (&["--kv-budget", "32KiB"], 8),
@@ -104,6 +104,9 @@ fn every_kind_of_budget_and_policy_is_taken_and_kept() {
         (&["--kv-budget", "128tok", "--policy", "page-entro-kv:tau=0.5,row=window:32"], 8),
         (&["--kv-budget", "128tok", "--policy", "page-entro-kv:preset=paper,alpha=inf,pooling=max"], 8),
         (&["--kv-budget", "128tok", "--policy", "mean-pages"], 8),
+        (&["--kv-budget", "128tok", "--policy", "snapkv:window=16,allot=ada-interpolated:0.2"], 8),
+        (&["--kv-budget", "9pages", "--policy", "knorm:allot=global"], 9),
+        (&["--kv-budget", "32KiB", "--policy", "streaming-llm"], 8),
     ];
     for (words, pages) in cases {
         let run = bench.run_model("generate", &[&["--json", "-n", "8", "--ignore-eos"], words].concat(), long_prompt());
@@ -222,4 +225,28 @@ fn bench_times_every_kernel_without_a_model() {
         |start: &str| kernels.iter().filter(|kernel| kernel["kernel"].as_str().unwrap().starts_with(start)).count();
     assert_eq!(of("matmul "), 26, "13 types of weights, one token and many");
     assert!(of("attention ") >= 4);
+}
+
+#[test]
+fn policies_are_listed_with_what_they_need_and_free() {
+    let bench = Bench::new();
+    let json = bench.run(&["policies", "--json"], "").json();
+    let rows = json.as_array().unwrap();
+    assert!(rows.len() > 12);
+    for row in rows {
+        has_keys(row, &["name", "paper", "needs", "frees", "requires_file", "min_budget"]);
+        assert_eq!(
+            (&row["frees"], &row["requires_file"], &row["min_budget"]),
+            (&true.into(), &false.into(), &Value::Null)
+        );
+        assert_eq!(row["needs"][0], "positions");
+    }
+    let snap_kv = rows.iter().find(|row| row["name"] == "snapkv").unwrap();
+    assert_eq!(snap_kv["needs"], serde_json::json!(["positions", "window rows", "step rows"]));
+    let lag_kv = rows.iter().find(|row| row["name"] == "lagkv").unwrap();
+    assert_eq!(lag_kv["needs"], serde_json::json!(["positions", "keys and values"]));
+    // The table has a line for each, under a head.
+    let table = bench.run(&["policies"], "").success();
+    assert_eq!(table.lines().count(), rows.len() + 1);
+    assert!(table.lines().all(|line| line.len() < 120), "{table}");
 }

@@ -8,7 +8,7 @@ use entrokv_cache::{PageCost, PagePool, PoolExhausted};
 use super::taps::{Phase, SpanTaps, Taps};
 use super::{Engine, StepOutput};
 use crate::coding::{Coding, EncodeWhen, Taken};
-use crate::eviction::Eviction;
+use crate::eviction::{Eviction, Held};
 use crate::model::{BatchSpan, Logits, LogitsWanted, ModelRunner, RunError};
 use crate::sequence::{EndTokens, FinishReason, Sequence, SequenceId};
 use crate::text_stream::TextStream;
@@ -69,7 +69,10 @@ impl Engine {
             }
             if let Some(eviction) = &mut sequence.turn.eviction {
                 let start = Instant::now();
-                eviction.make_room(&mut sequence.cache, &mut self.pool, sequence.computed);
+                let constants = sequence.coding.as_ref().map_or(&[][..], Coding::constants);
+                let runner = self.runner.as_ref();
+                let held = Held { cache: &mut sequence.cache, constants, runner };
+                eviction.make_room(held, &mut self.pool, sequence.computed);
                 sequence.turn.timing.evict += start.elapsed();
             }
         }
@@ -217,7 +220,8 @@ impl Sequence {
         }
         if let (Some(eviction), Ended::Prompt) = (&mut turn.eviction, ended) {
             let start = Instant::now();
-            eviction.end_prompt(cache, pool, cost);
+            let constants = coding.as_ref().map_or(&[][..], Coding::constants);
+            eviction.end_prompt(Held { cache, constants, runner }, pool, cost);
             turn.timing.evict += start.elapsed();
         }
         let encoded = coding.as_mut().map_or(Ok(()), |coding| {
