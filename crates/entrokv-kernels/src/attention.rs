@@ -23,6 +23,7 @@
 mod aligned;
 mod block;
 mod coded;
+mod contents;
 #[cfg(test)]
 mod naive;
 mod pack;
@@ -42,7 +43,7 @@ use crate::codes::KeyConstants;
 use crate::compute::Compute;
 use crate::disjoint::DisjointMut;
 use crate::page::{PageFormat, PageLayout};
-use crate::simd::{LANES, dispatch};
+use crate::simd::dispatch;
 
 /// Positions of a tile: many, for what is done once a row and tile weighs most where pages are evicted; few enough for a band
 /// of rows' scores to stay in the first-level cache, and for short contexts to have tiles for several threads.
@@ -281,31 +282,5 @@ fn check(params: &AttentionParams, spans: &[AttentionSpan<'_>], q_len: usize, ou
         assert!(!rows.contains(&true), "rows of two spans");
         rows.fill(true);
         assert_eq!(span.segments.len(), params.num_kv_heads, "a span needs a list for each KV head");
-        for (kv_head, list) in span.segments.iter().enumerate() {
-            let constants = span.constants.get(kv_head).copied().flatten();
-            let coded = list.iter().any(|segment| segment.keys.is_coded() || segment.values.is_coded());
-            let mut formats = None;
-            let mut frame_bytes = 0;
-            for segment in list {
-                if formats.replace([segment.keys, segment.values]) != Some([segment.keys, segment.values]) {
-                    let layout = params.layout(segment);
-                    assert_eq!(layout.validate(), Ok(()));
-                    frame_bytes = layout.bytes();
-                }
-                assert_eq!(segment.frame.len(), frame_bytes, "bytes of a frame");
-                assert!(
-                    !segment.keys.is_rotated() || constants.is_some_and(|c| c.head_dim() == params.head_dim),
-                    "rotated keys need constants of {} channels",
-                    params.head_dim
-                );
-                assert!(
-                    !coded || segment.position.is_multiple_of(LANES as u32),
-                    "pages beside coded ones start at multiples of {LANES}"
-                );
-                assert!(segment.len as usize <= params.page_size, "{} tokens in a page", segment.len);
-            }
-            let ascending = list.windows(2).all(|pair| pair[0].end() <= u64::from(pair[1].position));
-            assert!(ascending, "segments must be in ascending order and must not overlap");
-        }
     }
 }

@@ -6,7 +6,7 @@
 use std::io;
 use std::ops::Range;
 
-use entrokv_cache::{Encoding, KvCache, KvGroup, PageKind, PageMove, PagePlace};
+use entrokv_cache::{Encoding, KvCache, KvGroup, PageKind, PageMove, PagePlace, ResidentPage};
 use entrokv_kernels::arena::Arena;
 use entrokv_kernels::attention::Segment;
 use entrokv_kernels::codes::KeyConstants;
@@ -106,17 +106,20 @@ impl Store {
 
     /// What attention of one group reads, ascending by position.
     pub fn segments(&self, cache: &KvCache, group: KvGroup) -> Vec<Segment<'_>> {
-        cache
-            .table(group)
-            .iter()
-            .map(|page| Segment {
+        // Every step asks for every page: the reservation is looked up once.
+        let memory = self.arena.bytes(0..self.arena.len());
+        let segment = |page: &ResidentPage| {
+            let range = page.range();
+            Segment {
                 keys: format(page.kind.keys),
                 values: format(page.kind.values),
-                frame: self.arena.bytes(page.range()),
+                // No truncation: where they are inside, both ends fit.
+                frame: &memory[range.start as usize..range.end as usize],
                 position: page.first_position(self.page_size),
                 len: page.len,
-            })
-            .collect()
+            }
+        };
+        cache.table(group).iter().map(segment).collect()
     }
 
     /// Encodes pages of one KV group: the bytes of each move's old place into its new one, a page a task.

@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::coded::KeyCodes;
+use super::contents::Contents;
 use super::{AttentionParams, AttentionSpan, Segment, TILE, Tap};
 use crate::codes::KeyConstants;
 use crate::disjoint::DisjointMut;
@@ -31,6 +32,8 @@ pub(super) struct SpanWork<'a> {
     pub(super) first_position: u64,
     /// Per KV head.
     pub(super) segments: &'a [Vec<Segment<'a>>],
+    /// Per KV head, what its list holds.
+    contents: Vec<Contents>,
     /// Per KV head, or empty.
     pub(super) constants: &'a [Option<&'a KeyConstants>],
     /// Per KV head, the number of tokens before each segment; empty without a tap.
@@ -53,11 +56,16 @@ impl<'a> SpanWork<'a> {
         let AttentionSpan { first_row, num_rows, first_position, segments, constants, tap } = span;
         let segments: &'a [Vec<Segment<'a>>] = segments;
         let constants: &'a [Option<&'a KeyConstants>] = constants;
+        let contents = segments
+            .iter()
+            .enumerate()
+            .map(|(kv_head, list)| Contents::of(params, list, constants.get(kv_head).copied().flatten()));
         let mut work = SpanWork {
             first_row: *first_row,
             num_rows: *num_rows,
             first_position: u64::from(*first_position),
             segments,
+            contents: contents.collect(),
             constants,
             first_tokens: Vec::new(),
             num_tokens: Vec::new(),
@@ -189,9 +197,8 @@ impl Work {
         let mut blocks = Vec::new();
         for (index, span) in spans.iter().enumerate() {
             for (kv_head, segments) in span.segments.iter().enumerate() {
-                let rotated = segments.iter().any(|segment| segment.values.is_rotated());
-                let sums = if rotated { Sums::PlainAndRotated } else { Sums::Plain };
-                let key_codes = KeyCodes::of(segments.iter().map(|segment| segment.keys));
+                let Contents { key_codes, has_rotated_values } = span.contents[kv_head];
+                let sums = if has_rotated_values { Sums::PlainAndRotated } else { Sums::Plain };
                 for first_query in (0..span.num_rows).step_by(queries_per_block) {
                     let num_queries = queries_per_block.min(span.num_rows - first_query);
                     let position = span.first_position + first_query as u64;

@@ -17,13 +17,13 @@ pub(in crate::attention) struct KeyCodes {
 }
 
 impl KeyCodes {
-    /// Of the keys of a list.
-    pub(in crate::attention) fn of(keys: impl Iterator<Item = PageFormat>) -> KeyCodes {
-        keys.fold(KeyCodes::default(), |codes, format| match format.code() {
-            None => codes,
-            Some(Code::Q8) => KeyCodes { q8: true, ..codes },
-            Some(Code::Rotated(_)) => KeyCodes { rotated: true, ..codes },
-        })
+    /// These, and those of keys of a format.
+    pub(in crate::attention) fn with(self, keys: PageFormat) -> KeyCodes {
+        match keys.code() {
+            None => self,
+            Some(Code::Q8) => KeyCodes { q8: true, ..self },
+            Some(Code::Rotated(_)) => KeyCodes { rotated: true, ..self },
+        }
     }
 
     pub(in crate::attention) fn is_empty(self) -> bool {
