@@ -47,6 +47,8 @@ pub enum Bound {
     Bf16,
     /// f32 multiply-adds.
     F32,
+    /// Reading codes from memory, or 8-bit dot products of them: whichever takes longer.
+    Codes,
     /// Nothing of these: operands are in the caches, or conversions and exponentials rule.
     Caches,
 }
@@ -69,6 +71,9 @@ impl KernelSpeed {
             Bound::Int8 => Some(self.gop_per_s() / machine.int8_gop_per_s),
             Bound::Bf16 => Some(self.gop_per_s() / machine.bf16_gop_per_s.unwrap_or(machine.f32_gop_per_s)),
             Bound::F32 => Some(self.gop_per_s() / machine.f32_gop_per_s),
+            Bound::Codes => {
+                Some((self.gb_per_s() / machine.read_gb_per_s).max(self.gop_per_s() / machine.int8_gop_per_s))
+            }
             Bound::Caches => None,
         }
     }
@@ -82,6 +87,7 @@ impl Bound {
             Bound::Int8 => "int8",
             Bound::Bf16 => "bf16",
             Bound::F32 => "f32",
+            Bound::Codes => "codes",
             Bound::Caches => "caches",
         }
     }

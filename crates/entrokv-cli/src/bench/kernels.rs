@@ -92,7 +92,7 @@ fn print(json: bool, report: &Report) -> Result<(), Failure> {
     }
     writeln!(
         out,
-        "{:<22} {:<26} {:>9} {:>8} {:>8}  {:<7} {:>6}",
+        "{:<22} {:<32} {:>9} {:>8} {:>8}  {:<7} {:>6}",
         "kernel", "shape", "ms", "GB/s", "Gop/s", "bound", "share"
     )?;
     for row in &report.kernels {
@@ -100,7 +100,7 @@ fn print(json: bool, report: &Report) -> Result<(), Failure> {
         let operations = if row.gop_per_s > 0.0 { format!("{:.1}", row.gop_per_s) } else { "-".to_string() };
         writeln!(
             out,
-            "{:<22} {:<26} {:>9.3} {:>8.1} {operations:>8}  {:<7} {share:>6}",
+            "{:<22} {:<32} {:>9.3} {:>8.1} {operations:>8}  {:<7} {share:>6}",
             row.kernel,
             row.shape,
             row.seconds * 1e3,
