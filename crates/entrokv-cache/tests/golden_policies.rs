@@ -68,8 +68,22 @@ fn scores(text: &str) -> Vec<Vec<f32>> {
         .collect()
 }
 
-/// The case `case` of the file `name`: its scores, those of protected tokens `None`, and `(count, kept tokens)` of each KV head.
-fn case(name: &str, case: &str, scores_key: &str) -> (Vec<Vec<Option<f32>>>, Vec<(usize, Vec<Vec<usize>>)>) {
+/// What a golden file says of one set of options.
+struct Case {
+    /// `[KV heads][tokens]`, `None` for tokens that are protected.
+    scores: Vec<Vec<Option<f32>>>,
+    kept: Vec<Kept>,
+}
+
+struct Kept {
+    /// Tokens that may stay.
+    count: usize,
+    /// Those that do, ascending, of each KV head.
+    tokens: Vec<Vec<usize>>,
+}
+
+/// The case `case` of the file `name`.
+fn case(name: &str, case: &str, scores_key: &str) -> Case {
     let file = golden(name);
     let case = file["cases"].as_array().unwrap().iter().find(|entry| entry["name"] == case).unwrap();
     let optional = |row: &Value| row.as_array().unwrap().iter().map(|x| x.as_f64().map(|x| x as f32)).collect();
@@ -77,9 +91,9 @@ fn case(name: &str, case: &str, scores_key: &str) -> (Vec<Vec<Option<f32>>>, Vec
     let indices = |row: &Value| row.as_array().unwrap().iter().map(|x| x.as_u64().unwrap() as usize).collect();
     let kept = case["kept"].as_array().unwrap().iter().map(|entry| {
         let tokens = entry["tokens"].as_array().unwrap().iter().map(indices).collect();
-        (entry["count"].as_u64().unwrap() as usize, tokens)
+        Kept { count: entry["count"].as_u64().unwrap() as usize, tokens }
     });
-    (scores, kept.collect())
+    Case { scores, kept: kept.collect() }
 }
 
 #[track_caller]
@@ -115,10 +129,10 @@ fn scores_and_kept_tokens_are_those_of_the_reference() {
     ];
     for (file, name, text) in cases {
         let got = scores(text);
-        let (expected, kept) = case(file, name, "scores");
+        let Case { scores: expected, kept } = case(file, name, "scores");
         assert_close(&got, &expected, text);
-        for (count, kept) in kept {
-            for ((scores, expected), kept) in got.iter().zip(&expected).zip(kept) {
+        for Kept { count, tokens } in kept {
+            for ((scores, expected), kept) in got.iter().zip(&expected).zip(tokens) {
                 // Equals at the boundary: tokens go by age there, pages by their place.
                 let mut ranked: Vec<f32> = scores.iter().zip(expected).filter_map(|(s, e)| e.map(|_| *s)).collect();
                 ranked.sort_by(|a, b| b.total_cmp(a));
@@ -135,7 +149,7 @@ fn scores_and_kept_tokens_are_those_of_the_reference() {
 
 #[test]
 fn sums_over_heads_are_means_times_their_number() {
-    let (expected, _) = case("h2o", "sum, nothing recent", "scores");
+    let expected = case("h2o", "sum, nothing recent", "scores").scores;
     let got: Vec<Vec<f32>> =
         scores("h2o").into_iter().map(|row| row.iter().map(|score| score * 3.0).collect()).collect();
     assert_close(&got, &expected, "h2o");
@@ -147,7 +161,7 @@ fn heads_of_a_layer_have_the_mean_of_their_scores() {
         [("tova", "paper", "tova", "scores"), ("paged-eviction", "prompt", "paged-eviction", "per_head")]
     {
         let got = scores(text);
-        let (expected, _) = case(file, name, key);
+        let expected = case(file, name, key).scores;
         if key == "per_head" {
             assert_close(&got, &expected, text);
             continue;
