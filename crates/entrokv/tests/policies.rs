@@ -172,3 +172,32 @@ fn knorm_keeps_the_pages_with_the_smallest_keys() {
         assert_eq!(kept, pages, "{group:?}");
     }
 }
+
+/// Policies of keys and values read codes, too: the second prompt finds the first one's pages encoded, and so does every decision
+/// while decoding. The budget in bytes holds after every step.
+#[test]
+fn keys_and_values_are_read_from_codes() {
+    let gguf = gguf("qwen3-untied");
+    for kind in ["q8_0", "tq4", "tq3v2"] {
+        for policy in ["knorm:allot=global", "keydiff", "lagkv:lag=16", "cur:allot=ada-floor:0.2", "paged-eviction"] {
+            let options = ModelOptions { page_kind: kind.parse().unwrap(), ..options() };
+            let mut model = open(&gguf, &options);
+            let id = model.engine.submit(request(9, 300, 60, "14pages", policy)).unwrap();
+            model.engine.finish(id, &mut |_| ()).unwrap();
+            model.engine.extend(id, request(10, 90, 60, "12pages", policy)).unwrap();
+            let mut capped_steps = 0;
+            while model.engine.is_busy() {
+                model.engine.step().unwrap();
+                let kv = model.engine.kv_report(id).unwrap();
+                if let Some(limit) = kv.bytes_budget {
+                    assert!(kv.bytes_held <= limit, "{kind}, {policy}: {} of {limit}", kv.bytes_held);
+                    capped_steps += 1;
+                }
+            }
+            assert_eq!(capped_steps, 60, "{kind}, {policy}");
+            assert!(model.engine.kv_report(id).unwrap().eviction.pages_evicted > 0);
+            model.engine.close(id);
+            assert_eq!(model.engine.pool().used_bytes(), 0);
+        }
+    }
+}
