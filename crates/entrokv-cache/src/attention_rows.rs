@@ -80,6 +80,12 @@ pub struct Taps {
 }
 
 impl Taps {
+    /// Nothing of attention; of the resident tokens `tokens`.
+    #[must_use]
+    pub const fn of_tokens(tokens: TokenTap) -> Taps {
+        Taps { prompt: RowTap::None, step_rows: false, tokens }
+    }
+
     /// What is asked for, in words; positions are there for every policy.
     #[must_use]
     pub fn words(&self) -> Vec<&'static str> {

@@ -137,6 +137,11 @@ impl<M: TokenMethod + 'static> OptionSet<Options<M>> {
     }
 }
 
+/// An integer that is `least` or more.
+pub(crate) fn at_least(text: &str, least: usize) -> Option<usize> {
+    text.parse().ok().filter(|number| *number >= least)
+}
+
 /// The value a word stands for.
 pub(crate) fn word<T: Copy>(text: &str, words: &[(&str, T)]) -> Option<T> {
     words.iter().find(|(word, _)| *word == text).map(|(_, value)| *value)

@@ -1,8 +1,8 @@
 //! CurDKV: tokens with much of their neighbourhood's energy in keys and values stay.
 
-use crate::attention_rows::{RowTap, Taps};
+use crate::attention_rows::Taps;
 use crate::policy::{EvictionPolicy, PolicyError, Schedule};
-use crate::policy_options::{OptionKey, OptionSet, spelling, word};
+use crate::policy_options::{OptionKey, OptionSet, at_least, spelling, word};
 use crate::resident_tokens::{ResidentTokens, TokenTap};
 use crate::shape::{CacheShape, KvGroup};
 use crate::token_policy::{Axes, Options, TokenMethod, TokenScorer};
@@ -52,11 +52,7 @@ const OPTIONS: OptionSet<Options<Cur>> = OptionSet {
             OptionKey {
                 key: "window",
                 expected: "a number of tokens, 1 or more",
-                read: |options, text| {
-                    let window = text.parse().ok().filter(|window| *window > 0)?;
-                    options.method.window = window;
-                    Some(())
-                },
+                read: |options, text| at_least(text, 1).map(|window| options.method.window = window),
                 show: |options| options.method.window.to_string(),
             },
             OptionKey {
@@ -94,7 +90,7 @@ impl TokenMethod for Cur {
     }
 
     fn needs(&self, _schedule: Schedule) -> Taps {
-        Taps { prompt: RowTap::None, step_rows: false, tokens: TokenTap::KeysAndValues }
+        Taps::of_tokens(TokenTap::KeysAndValues)
     }
 
     fn scorer(&self, _shape: &CacheShape, _group: KvGroup) -> Box<dyn TokenScorer> {

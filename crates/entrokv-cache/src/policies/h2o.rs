@@ -19,15 +19,8 @@ pub struct H2o;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ObservedAttention;
 
-const fn axes() -> Axes {
-    Axes {
-        sinks: 4,
-        recent: RecentPages::Half,
-        block: crate::page_entro_kv::BlockProjection::Max,
-        allotment: crate::allotment::Allotment::Uniform,
-        sharing: crate::policy::Sharing::Group,
-        schedule: Schedule::Rolling,
-    }
+fn axes() -> Axes {
+    Axes { recent: RecentPages::Half, ..Axes::default() }
 }
 
 const H2O_OPTIONS: OptionSet<Options<H2o>> = OptionSet {

@@ -1,7 +1,7 @@
 //! KeyDiff: keys that differ from the others stay.
 
 use super::norm;
-use crate::attention_rows::{RowTap, Taps};
+use crate::attention_rows::Taps;
 use crate::policy::{EvictionPolicy, PolicyError, Schedule};
 use crate::policy_options::OptionSet;
 use crate::resident_tokens::{ResidentTokens, TokenTap};
@@ -38,7 +38,7 @@ impl TokenMethod for KeyDiff {
     }
 
     fn needs(&self, _schedule: Schedule) -> Taps {
-        Taps { prompt: RowTap::None, step_rows: false, tokens: TokenTap::Keys }
+        Taps::of_tokens(TokenTap::Keys)
     }
 
     fn scorer(&self, _shape: &CacheShape, _group: KvGroup) -> Box<dyn TokenScorer> {

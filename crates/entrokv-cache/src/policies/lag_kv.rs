@@ -1,8 +1,8 @@
 //! LagKV: tokens that stand out from those that follow them stay.
 
-use crate::attention_rows::{RowTap, Taps};
+use crate::attention_rows::Taps;
 use crate::policy::{EvictionPolicy, PolicyError, Schedule};
-use crate::policy_options::{OptionKey, OptionSet, spelling, word};
+use crate::policy_options::{OptionKey, OptionSet, at_least, spelling, word};
 use crate::resident_tokens::{ResidentTokens, TokenTap};
 use crate::shape::{CacheShape, KvGroup};
 use crate::token_policy::{Axes, Options, TokenMethod, TokenScorer};
@@ -38,11 +38,7 @@ const OPTIONS: OptionSet<Options<LagKv>> = OptionSet {
             OptionKey {
                 key: "lag",
                 expected: "a number of tokens, 2 or more",
-                read: |options, text| {
-                    let lag = text.parse().ok().filter(|lag| *lag >= 2)?;
-                    options.method.lag = lag;
-                    Some(())
-                },
+                read: |options, text| at_least(text, 2).map(|lag| options.method.lag = lag),
                 show: |options| options.method.lag.to_string(),
             },
             OptionKey {
@@ -80,7 +76,7 @@ impl TokenMethod for LagKv {
     }
 
     fn needs(&self, _schedule: Schedule) -> Taps {
-        Taps { prompt: RowTap::None, step_rows: false, tokens: TokenTap::KeysAndValues }
+        Taps::of_tokens(TokenTap::KeysAndValues)
     }
 
     fn scorer(&self, _shape: &CacheShape, _group: KvGroup) -> Box<dyn TokenScorer> {

@@ -1,7 +1,7 @@
 //! PagedEviction: whole pages with large values and small keys stay.
 
 use super::norm;
-use crate::attention_rows::{RowTap, Taps};
+use crate::attention_rows::Taps;
 use crate::page_entro_kv::BlockProjection;
 use crate::pins::RecentPages;
 use crate::policy::{EvictionPolicy, PolicyError, Schedule, Sharing};
@@ -52,7 +52,7 @@ impl TokenMethod for PagedEviction {
     }
 
     fn needs(&self, _schedule: Schedule) -> Taps {
-        Taps { prompt: RowTap::None, step_rows: false, tokens: TokenTap::KeysAndValues }
+        Taps::of_tokens(TokenTap::KeysAndValues)
     }
 
     fn scorer(&self, _shape: &CacheShape, _group: KvGroup) -> Box<dyn TokenScorer> {

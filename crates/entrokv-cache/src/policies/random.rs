@@ -1,6 +1,6 @@
 //! Random eviction: what any other policy must beat.
 
-use crate::attention_rows::{RowTap, Taps};
+use crate::attention_rows::Taps;
 use crate::policy::{EvictionPolicy, PolicyError, Schedule};
 use crate::policy_options::{OptionKey, OptionSet};
 use crate::resident_tokens::{ResidentTokens, TokenTap};
@@ -45,7 +45,7 @@ impl TokenMethod for Random {
     }
 
     fn needs(&self, _schedule: Schedule) -> Taps {
-        Taps { prompt: RowTap::None, step_rows: false, tokens: TokenTap::None }
+        Taps::of_tokens(TokenTap::None)
     }
 
     fn scorer(&self, shape: &CacheShape, group: KvGroup) -> Box<dyn TokenScorer> {

@@ -4,7 +4,7 @@ use super::row_sums::RowSums;
 use crate::attention_rows::{AttentionRows, RowSource, RowTap, Taps};
 use crate::pins::RecentPages;
 use crate::policy::{EvictionPolicy, PolicyError, Schedule};
-use crate::policy_options::{OptionKey, OptionSet, spelling, word};
+use crate::policy_options::{OptionKey, OptionSet, at_least, spelling, word};
 use crate::resident_tokens::{ResidentTokens, TokenTap};
 use crate::shape::{CacheShape, KvGroup};
 use crate::token_policy::{Axes, Options, TokenMethod, TokenScorer};
@@ -48,11 +48,7 @@ const OPTIONS: OptionSet<Options<SnapKv>> = OptionSet {
             OptionKey {
                 key: "window",
                 expected: "a number of queries, 1 or more",
-                read: |options, text| {
-                    let window = text.parse().ok().filter(|window| *window > 0)?;
-                    options.method.window = window;
-                    Some(())
-                },
+                read: |options, text| at_least(text, 1).map(|window| options.method.window = window),
                 show: |options| options.method.window.to_string(),
             },
             OptionKey {
@@ -77,10 +73,10 @@ const OPTIONS: OptionSet<Options<SnapKv>> = OptionSet {
     // The newest pages are those of the window.
     without: &["recent"],
     presets: &[
-        ("official", || Options { method: SnapKv::default(), axes: SnapKv::AXES }),
-        ("kvpress", || Options { method: SnapKv { window: 64, ..SnapKv::default() }, axes: SnapKv::AXES }),
+        ("official", || Options { method: SnapKv::default(), axes: SnapKv::axes() }),
+        ("kvpress", || Options { method: SnapKv { window: 64, ..SnapKv::default() }, axes: SnapKv::axes() }),
     ],
-    default: || Options { method: SnapKv::default(), axes: SnapKv::AXES },
+    default: || Options { method: SnapKv::default(), axes: SnapKv::axes() },
 };
 
 impl SnapKv {
@@ -88,14 +84,9 @@ impl SnapKv {
     pub const NAME: &'static str = "snapkv";
 
     /// The window is all that stays whatever its scores.
-    const AXES: Axes = Axes {
-        sinks: 0,
-        recent: RecentPages::Count(0),
-        block: crate::page_entro_kv::BlockProjection::Max,
-        allotment: crate::allotment::Allotment::Uniform,
-        sharing: crate::policy::Sharing::Group,
-        schedule: Schedule::Rolling,
-    };
+    fn axes() -> Axes {
+        Axes { sinks: 0, ..Axes::default() }
+    }
 
     pub(crate) fn parse(options: Option<&str>) -> Result<Box<dyn EvictionPolicy>, PolicyError> {
         let mut options = OPTIONS.parse(options)?;

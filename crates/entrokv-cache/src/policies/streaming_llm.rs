@@ -1,6 +1,6 @@
 //! StreamingLLM: the first tokens and the newest ones.
 
-use crate::attention_rows::{RowTap, Taps};
+use crate::attention_rows::Taps;
 use crate::policy::{EvictionPolicy, PolicyError, Schedule};
 use crate::policy_options::OptionSet;
 use crate::resident_tokens::{ResidentTokens, TokenTap};
@@ -38,7 +38,7 @@ impl TokenMethod for StreamingLlm {
     }
 
     fn needs(&self, _schedule: Schedule) -> Taps {
-        Taps { prompt: RowTap::None, step_rows: false, tokens: TokenTap::None }
+        Taps::of_tokens(TokenTap::None)
     }
 
     fn scorer(&self, _shape: &CacheShape, _group: KvGroup) -> Box<dyn TokenScorer> {
