@@ -67,6 +67,31 @@ impl GroupUnits<'_> {
     }
 }
 
+/// The pages that tokens decided about one by one would fill, the best tokens first: a score a page, and which are pinned.
+///
+/// To free a page the tokens of the last one must go, so a page counts what the best of its tokens counts: the price of a block in
+/// KV-Compress (Rehg 2024). The `num_open` newest tokens are the open page, which stays.
+pub fn pages_of_tokens(scores: &[f32], pinned: &[usize], num_open: usize, page_size: usize) -> (Vec<f32>, Vec<usize>) {
+    let closed = scores.len() - num_open;
+    let mut is_pinned = vec![false; scores.len()];
+    pinned.iter().for_each(|&token| is_pinned[token] = true);
+    let num_pinned = is_pinned[..closed].iter().filter(|pinned| **pinned).count();
+    let mut others: Vec<f32> =
+        (0..closed).filter(|&token| !is_pinned[token]).map(|token| rank(scores[token])).collect();
+    others.sort_unstable_by(|a, b| b.total_cmp(a));
+    // A page with a pinned token in it needs no score; the next one's best token is the first that is not in such a page.
+    let num_pages = closed.div_ceil(page_size);
+    let pinned_pages = num_pinned.div_ceil(page_size);
+    let best = |page: usize| if page < pinned_pages { f32::INFINITY } else { others[page * page_size - num_pinned] };
+    let mut pages: Vec<f32> = (0..num_pages).map(best).collect();
+    let mut pinned: Vec<usize> = (0..pinned_pages).collect();
+    if num_open > 0 {
+        pinned.push(pages.len());
+        pages.push(f32::INFINITY);
+    }
+    (pages, pinned)
+}
+
 impl Allotment {
     /// Its spellings, in words.
     pub(crate) const EXPECTED: &'static str = "uniform, global, pyramid or pyramid:B with B above 1, ada-floor:A or \
@@ -231,6 +256,20 @@ mod tests {
     use crate::selection::select_pages;
 
     /// The figures of kvpress for 32 layers: first, second and last layer, and the sum.
+    /// The blocks of KV-Compress: of heads whose tokens have these metrics, the cheapest block first.
+    #[test]
+    fn a_page_of_tokens_costs_its_best_token() {
+        let head = [0.3, 0.31, 0.32, 0.33, 0.6, 0.7, 0.95, 0.99];
+        assert_eq!(pages_of_tokens(&head, &[], 0, 4), (vec![0.99, 0.33], vec![]));
+        // Pinned tokens fill the first page, and the rest of it is not for sale either.
+        assert_eq!(pages_of_tokens(&head, &[0], 0, 4), (vec![f32::INFINITY, 0.6], vec![0]));
+        assert_eq!(pages_of_tokens(&head, &[0, 1, 2, 3, 4], 0, 4), (vec![f32::INFINITY; 2], vec![0, 1]));
+        // The two newest lie in the open page.
+        let (pages, pinned) = pages_of_tokens(&head[..6], &[4, 5], 2, 4);
+        assert_eq!((pages, pinned), (vec![0.33, f32::INFINITY], vec![1]));
+        assert_eq!(pages_of_tokens(&[f32::NAN, 0.1], &[], 0, 1).0[0], 0.1);
+    }
+
     #[test]
     fn a_pyramid_has_the_layers_of_its_reference() {
         let pyramid = Pyramid { steepness: Pyramid::STEEPNESS, window: 64 };

@@ -11,6 +11,7 @@
 //! * `evicted_pages_never_come_back`, and what remains stays in ascending order.
 //! * `the_open_page_cannot_be_freed`: the next token would have nowhere to go.
 //! * `a_refused_fate_changes_nothing`, a plan the pool has no room for included.
+//! * `tokens_that_stay_move_together`, keep their order and positions, and free every page they do not fill.
 //! * `a_recoded_page_moves_to_a_frame_of_its_size`, and the old frame is free once its bytes have been read.
 //! * `window_layers_keep_what_the_next_query_sees`, and no policy touches them.
 //! * `footprint_is_what_the_frames_hold`.
@@ -170,6 +171,45 @@ impl KvCache {
         let pages_recoded = table.recode(pool, &self.shape, fates, recode)?;
         let freed = table.retain(pool, |index, _| fates[index] != PageFate::Free);
         Ok(Applied { pages_recoded, ..freed })
+    }
+
+    /// Whether the tokens of `group` can be kept and evicted one by one ([`KvCache::compact`]): its pages are plain.
+    pub fn is_by_token(&self, group: KvGroup) -> bool {
+        let table = self.table(group);
+        table.iter().all(|page| page.kind == self.kind && !page.kind.is_coded())
+    }
+
+    /// Keeps the tokens of `group` at the places `kept`, ascending, of those it holds outside the open page, in the order of
+    /// [`KvCache::table`]; the others go. What stays is moved together into the first pages, and the rest of them are freed.
+    ///
+    /// Tokens keep their positions ([`ResidentPage::positions`]). `move_tokens` is called once with the pages that hold them now,
+    /// all full, and `kept`: it must move token `kept[i]` to place `i`, counting through the pages.
+    ///
+    /// # Errors
+    /// [`FateError`] if `kept` is not a whole number of pages' worth of ascending places, a page is not plain, or the group
+    /// belongs to a window layer. Then nothing has changed and `move_tokens` was not called.
+    pub fn compact(
+        &mut self,
+        pool: &mut PagePool,
+        group: KvGroup,
+        kept: &[u32],
+        move_tokens: &mut dyn FnMut(&[PagePlace], &[u32]),
+    ) -> Result<Applied, FateError> {
+        if self.shape.layers[group.layer as usize] != LayerKind::Global {
+            return Err(FateError::WindowLayer { layer: group.layer });
+        }
+        if !self.is_by_token(group) {
+            return Err(FateError::CodedTokens { layer: group.layer });
+        }
+        let page_size = self.shape.page_size;
+        let num_pages = self.table(group).len() - usize::from(self.open_page().is_some());
+        let closed = num_pages * page_size;
+        let ascends = kept.is_sorted_by(|a, b| a < b) && kept.last().is_none_or(|&last| (last as usize) < closed);
+        if !ascends || !kept.len().is_multiple_of(page_size) {
+            return Err(FateError::Tokens { got: kept.len(), closed, page_size });
+        }
+        let index = self.shape.group_index(group);
+        Ok(self.tables[index].compact(pool, page_size, num_pages, kept, move_tokens))
     }
 
     /// Frees the pages of window layers that the next query cannot see: those without a position greater than

@@ -28,12 +28,13 @@ pub mod policy;
 mod policy_options;
 pub mod pool;
 pub mod resident_tokens;
+pub mod schedule;
 pub mod selection;
 pub mod shape;
 pub mod token_policy;
 mod token_table;
 
-pub use allotment::{Allotment, GroupUnits, Pyramid};
+pub use allotment::{Allotment, GroupUnits, Pyramid, pages_of_tokens};
 pub use attention_rows::{AttentionRows, PageSpan, RowSource, RowTap, Taps};
 pub use budget::{Budget, BudgetError, BudgetParseError, Ratio, RatioError, ResolvedBudget};
 pub use certificate::{Certificates, FiniteContext};
@@ -51,9 +52,10 @@ pub use page_entro_kv::{
 };
 pub use page_kind::{KindShapeError, PageKind, PageKindError};
 pub use pins::{OpenPage, Pins, RecentPages};
-pub use policy::{EvictionPolicy, POLICIES, PageScorer, PolicyEntry, PolicyError, Schedule, Sharing, parse_policy};
+pub use policy::{EvictionPolicy, Granularity, POLICIES, PageScorer, PolicyEntry, PolicyError, Sharing, parse_policy};
 pub use pool::{ClassUsage, Frame, PagePool, PoolExhausted};
 pub use resident_tokens::{ResidentTokens, TokenTap};
-pub use selection::{PageSet, pages_to_evict, select_pages};
+pub use schedule::Schedule;
+pub use selection::{PageSet, pages_to_evict, select_pages, select_tokens};
 pub use shape::{CacheShape, KvGroup, LayerKind, ShapeError};
 pub use token_policy::{Axes, TokenMethod, TokenPolicy, TokenScorer};

@@ -2,10 +2,11 @@
 
 use std::fmt;
 
+use crate::allotment::Allotment;
 use crate::attention_rows::Taps;
 use crate::page_entro_kv::{OPTION_KEYS, PRESETS, PageEntroKv, PageEntroKvOptions, Pooling};
 use crate::pins::Pins;
-use crate::policy::{EvictionPolicy, PageScorer, PolicyError, Schedule};
+use crate::policy::{EvictionPolicy, Granularity, PageScorer, PolicyError, Schedule};
 use crate::policy_options::OptionSet;
 use crate::shape::{CacheShape, KvGroup};
 
@@ -65,6 +66,14 @@ impl EvictionPolicy for MeanPages {
 
     fn pins(&self) -> Pins {
         self.0.pins()
+    }
+
+    fn allotment(&self) -> Allotment {
+        self.0.allotment()
+    }
+
+    fn granularity(&self) -> Granularity {
+        self.0.granularity()
     }
 
     fn scorer(&self, shape: &CacheShape, group: KvGroup) -> Box<dyn PageScorer> {

@@ -29,9 +29,10 @@ pub use scorer::PageEntroKvScorer;
 
 pub(crate) use options::{OPTION_KEYS, PRESETS};
 
+use crate::allotment::Allotment;
 use crate::attention_rows::Taps;
 use crate::pins::Pins;
-use crate::policy::{EvictionPolicy, PageScorer, PolicyError, Schedule};
+use crate::policy::{EvictionPolicy, Granularity, PageScorer, PolicyError, Schedule};
 use crate::policy_options::OptionSet;
 use crate::resident_tokens::TokenTap;
 use crate::shape::{CacheShape, KvGroup};
@@ -59,7 +60,9 @@ const OPTIONS: OptionSet<PageEntroKvOptions> = OptionSet {
 /// | `pool` | odd, 1 to 255 | 1 | average along positions before `block` |
 /// | `recent` | pages, `quarter` | 0 | newest pages, pinned |
 /// | `decay` | 0 to 1 | 0.98 | `g` of the rolling score |
-/// | `schedule` | `once`, `rolling` | `rolling` | when pages are evicted |
+/// | `allot` | see [`Allotment`] | `uniform` | how the budget is shared out among layers and heads |
+/// | `granularity` | `page`, `token` | `page` | whether pages are evicted or tokens |
+/// | `schedule` | `once`, `rolling`, `every:N`, `per_chunk:N` | `rolling` | when pages are evicted |
 ///
 /// The default is the paper's method but for the schedule: a budget given to an engine is a cap after every step.
 /// `preset=paper` is the paper's method whole and so evicts once. `preset=serving` is `row=window:32,pool=5,
@@ -118,7 +121,7 @@ impl EvictionPolicy for PageEntroKv {
     }
 
     fn needs(&self) -> Taps {
-        let step_rows = self.options.schedule == Schedule::Rolling;
+        let step_rows = self.options.schedule.goes_on();
         Taps { prompt: self.options.row.tap(), step_rows, tokens: TokenTap::None }
     }
 
@@ -128,6 +131,14 @@ impl EvictionPolicy for PageEntroKv {
 
     fn pins(&self) -> Pins {
         Pins { sink_tokens: self.options.sinks as usize, recent_pages: self.options.recent }
+    }
+
+    fn allotment(&self) -> Allotment {
+        self.options.allotment
+    }
+
+    fn granularity(&self) -> Granularity {
+        self.options.granularity
     }
 
     fn scorer(&self, shape: &CacheShape, _group: KvGroup) -> Box<dyn PageScorer> {

@@ -93,6 +93,33 @@ impl Pins {
     }
 }
 
+impl Pins {
+    /// As [`Pins::pinned`], where tokens are decided about one by one: the pinned ones of a group's resident tokens at
+    /// `positions` (ascending), as places in that list. `open` says how many of them are in the open page, if one is open.
+    ///
+    /// Sinks are the tokens themselves and no neighbours in their pages; so are the newest tokens where those are counted.
+    pub fn pinned_tokens(
+        &self,
+        positions: &[u32],
+        page_size: usize,
+        budget_pages: usize,
+        open: OpenPage,
+        num_open: usize,
+    ) -> Vec<usize> {
+        let num_sinks = positions.partition_point(|&position| (position as usize) < self.sink_tokens);
+        let pages = self.recent_pages.under(budget_pages, page_size);
+        let num_newest = match (self.recent_pages, open) {
+            (RecentPages::Tokens(count), OpenPage::Next) => count.saturating_sub(1),
+            (RecentPages::Tokens(count), _) => count.max(num_open),
+            (_, OpenPage::None) => pages.saturating_mul(page_size),
+            (_, OpenPage::Newest) => (pages.max(1) - 1).saturating_mul(page_size).saturating_add(num_open),
+            (_, OpenPage::Next) => pages.saturating_sub(1).saturating_mul(page_size),
+        };
+        let oldest_recent = positions.len().saturating_sub(num_newest).max(num_sinks);
+        (0..num_sinks).chain((oldest_recent..positions.len()).rev()).collect()
+    }
+}
+
 impl RecentPages {
     /// The spellings, in words.
     pub(crate) const EXPECTED: &'static str =
@@ -213,6 +240,30 @@ mod tests {
             let smallest = pins.smallest_pages(page_size);
             prop_assert!(holds(smallest) && holds(smallest + 1));
             prop_assert!(!holds(smallest - 1));
+        }
+
+        /// The same for tokens: what is pinned fits the pages of the budget, those of the open page and sinks among it.
+        #[test]
+        fn pinned_tokens_fit_every_budget_that_is_not_refused(
+            sink_tokens in 0_usize..100, recent_pages in recent_pages(), page_size in 1_usize..40,
+            extra in 0_usize..30, num_pages in 0_usize..80, num_open in 0_usize..40, first in 0_u32..9,
+        ) {
+            let pins = Pins { sink_tokens, recent_pages };
+            let budget = pins.smallest_pages(page_size) + extra;
+            let num_open = num_open % page_size;
+            let num_tokens = num_pages * page_size + num_open;
+            let positions: Vec<u32> = (first..first + num_tokens as u32).collect();
+            let (open, pages_taken) = if num_open > 0 { (OpenPage::Newest, 1) } else { (OpenPage::None, 0) };
+            for (open, pages_taken) in [(open, pages_taken), (OpenPage::Next, 1)] {
+                let num_open = if open == OpenPage::Newest { num_open } else { 0 };
+                let mut pinned = pins.pinned_tokens(&positions, page_size, budget, open, num_open);
+                pinned.sort_unstable();
+                prop_assert!(pinned.is_sorted_by(|a, b| a < b));
+                prop_assert!(pinned.len() <= (budget - pages_taken) * page_size + num_open);
+                prop_assert!(pinned.iter().filter(|&&place| positions[place] < sink_tokens as u32).count()
+                    == positions.iter().filter(|&&position| position < sink_tokens as u32).count());
+                prop_assert!((num_tokens - num_open..num_tokens).all(|place| pinned.binary_search(&place).is_ok()));
+            }
         }
 
         /// Under any budget of at least the smallest, pinned pages leave room, the page about to be opened included.

@@ -5,7 +5,6 @@
 //! [`Budget`](crate::Budget) and [`select_pages`](crate::select_pages), alike for every policy.
 
 use std::fmt;
-use std::str::FromStr;
 
 use thiserror::Error;
 
@@ -19,6 +18,8 @@ use crate::policies::{
 };
 use crate::resident_tokens::ResidentTokens;
 use crate::shape::{CacheShape, KvGroup};
+
+pub use crate::schedule::Schedule;
 
 /// How pages are chosen for eviction. It shows itself as the text that [`parse_policy`] reads.
 pub trait EvictionPolicy: fmt::Debug + fmt::Display + Send + Sync {
@@ -44,7 +45,12 @@ pub trait EvictionPolicy: fmt::Debug + fmt::Display + Send + Sync {
         Sharing::Group
     }
 
-    /// A fresh scorer of one KV group.
+    /// Whether it evicts pages or tokens.
+    fn granularity(&self) -> Granularity {
+        Granularity::Page
+    }
+
+    /// A fresh scorer of one KV group; `shape` has pages of one token where tokens are decided about one by one.
     fn scorer(&self, shape: &CacheShape, group: KvGroup) -> Box<dyn PageScorer>;
 }
 
@@ -56,6 +62,22 @@ pub enum Sharing {
     Group,
     /// Those of a layer: a page counts the mean of their scores.
     Layer,
+}
+
+/// What is evicted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Granularity {
+    /// Pages: nothing moves.
+    #[default]
+    Page,
+    /// Tokens, wherever they are; those that stay are moved together, so that whole pages are freed. The budget and what an
+    /// allotment gives to each group are still pages. Codes do not move: where pages are codes, a page counts what its best token
+    /// counts.
+    Token,
+}
+
+impl Granularity {
+    pub(crate) const WORDS: [(&str, Self); 2] = [("page", Self::Page), ("token", Self::Token)];
 }
 
 /// Scores the pages of one KV group of one sequence; a higher score stays longer.
@@ -90,36 +112,6 @@ pub trait PageScorer: Send {
     /// Union overhead ratio had each head chosen alone: the pages in any head's own top `k_pages` over `k_pages`, as of
     /// the prompt's end. One set a group, which is what a policy here keeps, has ratio 1.
     fn uor_per_head(&self, pages: &[PageSpan], k_pages: usize) -> f64;
-}
-
-/// When a policy evicts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Schedule {
-    /// At the prompt's end only; later tokens are appended and stay.
-    Once,
-    /// At the prompt's end and whenever a page is opened after it, so that the budget holds after every step.
-    Rolling,
-}
-
-impl fmt::Display for Schedule {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Once => "once",
-            Self::Rolling => "rolling",
-        })
-    }
-}
-
-impl FromStr for Schedule {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Self, ()> {
-        match text {
-            "once" => Ok(Self::Once),
-            "rolling" => Ok(Self::Rolling),
-            _ => Err(()),
-        }
-    }
 }
 
 /// Reads the options of a policy: what stands behind its name and a colon, if anything does.

@@ -1,7 +1,7 @@
 //! Which pages stay: a total order (higher score, then lower page), pinned pages first.
 //!
 //! Invariants:
-//! 1. `select_pages` keeps exactly `min(k, number of pages)` pages.
+//! 1. `select_pages` and `select_tokens` keep exactly `min(k, number there is)`.
 //! 2. The same scores and pins give the same pages: ties break by the lower page, NaN scores lose to every number.
 //! 3. `pages_to_evict` never names a pinned page.
 
@@ -65,6 +65,16 @@ impl<'a> IntoIterator for &'a PageSet {
 /// smaller index. Repeats in `pinned` and indices that name no page are skipped. NaN scores lose to every number.
 #[must_use]
 pub fn select_pages(scores: &[f32], k: usize, pinned: &[usize]) -> PageSet {
+    select(scores, k, pinned, better_first)
+}
+
+/// As [`select_pages`] for single tokens, ascending by position: of equal scores the more recent token stays.
+#[must_use]
+pub fn select_tokens(scores: &[f32], k: usize, pinned: &[usize]) -> PageSet {
+    select(scores, k, pinned, |scores, a, b| rank(scores[b]).total_cmp(&rank(scores[a])).then(b.cmp(&a)))
+}
+
+fn select(scores: &[f32], k: usize, pinned: &[usize], order: impl Fn(&[f32], usize, usize) -> Ordering) -> PageSet {
     let k = k.min(scores.len());
     let mut is_pinned = vec![false; scores.len()];
     let mut kept = Vec::with_capacity(k);
@@ -80,7 +90,7 @@ pub fn select_pages(scores: &[f32], k: usize, pinned: &[usize]) -> PageSet {
     let mut others: Vec<usize> = (0..scores.len()).filter(|&index| !is_pinned[index]).collect();
     let wanted = k - kept.len();
     if wanted > 0 && wanted < others.len() {
-        others.select_nth_unstable_by(wanted - 1, |&a, &b| better_first(scores, a, b));
+        others.select_nth_unstable_by(wanted - 1, |&a, &b| order(scores, a, b));
     }
     kept.extend_from_slice(&others[..wanted]);
     PageSet::new(kept)
@@ -160,6 +170,15 @@ mod tests {
         assert_eq!(pages_to_evict(&scores, &[0, 4], 0), [3, 2, 1], "pins are never given up");
         assert_eq!(pages_to_evict(&scores, &[], 4), [4]);
         assert!(pages_to_evict(&scores, &[], 5).is_empty());
+    }
+
+    #[test]
+    fn of_tokens_with_equal_scores_the_more_recent_stay() {
+        assert_eq!(select_tokens(&[0.5; 5], 2, &[]).as_slice(), [3, 4]);
+        assert_eq!(select_tokens(&[0.5; 5], 3, &[0]).as_slice(), [0, 3, 4]);
+        assert_eq!(select_tokens(&[0.1, 0.9, f32::NAN, 0.9, 0.9], 2, &[]).as_slice(), [3, 4]);
+        assert_eq!(select_tokens(&[f32::NAN, f32::NEG_INFINITY, f32::NAN], 2, &[]).as_slice(), [1, 2]);
+        assert_eq!(select_tokens(&[0.1, 0.2], 9, &[0]).as_slice(), [0, 1]);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::allotment::Allotment;
 use crate::attention_rows::{AttentionRows, PageSpan, Taps};
 use crate::page_entro_kv::BlockProjection;
 use crate::pins::{Pins, RecentPages};
-use crate::policy::{EvictionPolicy, PageScorer, Schedule, Sharing};
+use crate::policy::{EvictionPolicy, Granularity, PageScorer, Schedule, Sharing};
 use crate::policy_options::{OptionKey, spelling, word};
 use crate::resident_tokens::ResidentTokens;
 use crate::shape::{CacheShape, KvGroup};
@@ -68,6 +68,8 @@ pub struct Axes {
     pub allotment: Allotment,
     /// `share`: whether the heads of a layer keep the same pages.
     pub sharing: Sharing,
+    /// `granularity`: whether pages are evicted or tokens.
+    pub granularity: Granularity,
     /// `schedule`: when pages are evicted.
     pub schedule: Schedule,
 }
@@ -81,6 +83,7 @@ impl Default for Axes {
             block: BlockProjection::Max,
             allotment: Allotment::Uniform,
             sharing: Sharing::Group,
+            granularity: Granularity::Page,
             schedule: Schedule::Rolling,
         }
     }
@@ -129,8 +132,14 @@ impl<M: 'static> Options<M> {
             show: |options| spelling(options.axes.sharing, &SHARINGS),
         },
         OptionKey {
+            key: "granularity",
+            expected: "page or token",
+            read: |options, text| word(text, &Granularity::WORDS).map(|of| options.axes.granularity = of),
+            show: |options| spelling(options.axes.granularity, &Granularity::WORDS),
+        },
+        OptionKey {
             key: "schedule",
-            expected: "once or rolling",
+            expected: Schedule::EXPECTED,
             read: |options, text| text.parse().ok().map(|schedule| options.axes.schedule = schedule),
             show: |options| options.axes.schedule.to_string(),
         },
@@ -190,6 +199,10 @@ impl EvictionPolicy for TokenPolicy {
 
     fn sharing(&self) -> Sharing {
         self.axes.sharing
+    }
+
+    fn granularity(&self) -> Granularity {
+        self.axes.granularity
     }
 
     fn scorer(&self, shape: &CacheShape, group: KvGroup) -> Box<dyn PageScorer> {

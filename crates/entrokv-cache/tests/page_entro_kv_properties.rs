@@ -61,6 +61,7 @@ fn options() -> impl Strategy<Value = PageEntroKvOptions> {
             recent,
             decay,
             schedule,
+            ..PageEntroKvOptions::default()
         },
     )
 }

@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used)] // what does not parse here is a failed test
 
 use entrokv_cache::{
-    BlockProjection, MeanPages, ObservedRow, POLICIES, PageEntroKv, PageEntroKvOptions, PoolOn, Pooling, RecentPages,
-    RenyiOrder, RowTap, Schedule, Taps, TokenTap, parse_policy,
+    Allotment, BlockProjection, Granularity, MeanPages, ObservedRow, POLICIES, PageEntroKv, PageEntroKvOptions, PoolOn,
+    Pooling, RecentPages, RenyiOrder, RowTap, Schedule, Taps, TokenTap, parse_policy,
 };
 
 fn options(text: &str) -> PageEntroKvOptions {
@@ -13,7 +13,7 @@ fn options(text: &str) -> PageEntroKvOptions {
 
 #[test]
 fn every_option_can_be_set() {
-    let text = "sinks=8,alpha=inf,tau=0.25,pooling=max,row=window:16,pool_on=isolated,block=sum,pool=7,recent=3,decay=0.9,schedule=once";
+    let text = "sinks=8,alpha=inf,tau=0.25,pooling=max,row=window:16,pool_on=isolated,block=sum,pool=7,recent=3,decay=0.9,allot=global,granularity=token,schedule=every:64";
     let expected = PageEntroKvOptions {
         sinks: 8,
         order: RenyiOrder::MIN,
@@ -25,7 +25,9 @@ fn every_option_can_be_set() {
         pool_width: 7,
         recent: RecentPages::Count(3),
         decay: 0.9,
-        schedule: Schedule::Once,
+        allotment: Allotment::Global,
+        granularity: Granularity::Token,
+        schedule: Schedule::Every(std::num::NonZeroU32::new(64).unwrap()),
     };
     assert_eq!(options(text), expected);
     let policy = PageEntroKv::new(expected).unwrap();
@@ -152,7 +154,8 @@ fn wrong_spellings_say_what_would_be_right() {
             "sinks",
             "alpha",
             "tau (a temperature above 0, or inf)",
-            "schedule (once or rolling)",
+            "granularity (page or token)",
+            "schedule (once, rolling, every:N or per_chunk:N with N tokens",
         ] {
             assert!(message.contains(key), "{text}: {message}");
         }
@@ -180,7 +183,7 @@ fn options_built_in_code_are_checked_too() {
 fn policies_of_token_scores_print_what_they_parse_from() {
     for text in [
         "knorm",
-        "knorm:sinks=0,recent=3,block=mean,allot=ada-interpolated:0.2,share=layer,schedule=once",
+        "knorm:sinks=0,recent=3,block=mean,allot=ada-interpolated:0.2,share=layer,granularity=token,schedule=per_chunk:256",
         "random:seed=7,allot=global",
         "lagkv:lag=32,first=1,cross=yes,recent=half",
         "cur:window=8,combine=average",

@@ -189,7 +189,8 @@ impl Coding {
     fn may_encode(&self, page: &ResidentPage, len: usize) -> bool {
         page.kind != self.kind
             && page.index.0 as usize >= sink_pages(&self.shape)
-            && (page.index.0 as usize + 1) * self.shape.page_size + RECENT_TOKENS <= len
+            && page.len as usize == self.shape.page_size
+            && page.end_position(self.shape.page_size) as usize + RECENT_TOKENS <= len
     }
 }
 

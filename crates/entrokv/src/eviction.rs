@@ -10,13 +10,15 @@
 //!
 //! Only global layers are ever scored or freed; window layers look after themselves.
 
+mod units;
+
 use std::ops::Range;
 use std::sync::Arc;
 
 use entrokv_cache::{
-    Allotment, AttentionRows, Budget, BudgetError, CacheShape, EvictionPolicy, GroupUnits, KvCache, KvGroup, LayerKind,
-    OpenPage, PageCost, PageFate, PageIndex, PagePool, PageScorer, PageSpan, ResidentTokens, ResolvedBudget, RowSource,
-    RowTap, Schedule, Sharing, TokenTap, pages_to_evict, select_pages,
+    Allotment, AttentionRows, Budget, BudgetError, CacheShape, EvictionPolicy, Granularity, GroupUnits, KvCache,
+    KvGroup, LayerKind, OpenPage, PageCost, PageFate, PagePlace, PagePool, PageScorer, Pins, ResidentTokens,
+    ResolvedBudget, RowSource, RowTap, Schedule, Sharing, TokenTap, select_pages, select_tokens,
 };
 use entrokv_kernels::attention::Tap;
 use entrokv_kernels::codes::KeyConstants;
@@ -25,6 +27,8 @@ use entrokv_kernels::threads::Threads;
 use crate::model::ModelRunner;
 use crate::sequence::EvictionOptions;
 use crate::store::TokenVectors;
+
+use self::units::Units;
 
 /// What eviction did to a sequence so far.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -65,7 +69,6 @@ pub(crate) struct Eviction {
     /// Bytes held right after the last eviction at a prompt's end.
     held_after_prompt: Option<u64>,
     report: EvictionReport,
-    scratch: Scratch,
 }
 
 struct ScoredGroup {
@@ -83,16 +86,8 @@ pub(crate) struct Held<'a> {
     pub(crate) cache: &'a mut KvCache,
     /// What rotated codes of its keys are relative to, in the order of [`CacheShape::groups`]; empty where there are none.
     pub(crate) constants: &'a [Option<KeyConstants>],
-    /// Reads keys and values.
-    pub(crate) runner: &'a dyn ModelRunner,
-}
-
-/// Buffers of the decode path.
-#[derive(Default)]
-struct Scratch {
-    positions: Vec<u32>,
-    indices: Vec<PageIndex>,
-    spans: Vec<PageSpan>,
+    /// Reads keys and values, and moves them.
+    pub(crate) runner: &'a mut dyn ModelRunner,
 }
 
 impl Eviction {
@@ -103,6 +98,10 @@ impl Eviction {
     pub(crate) fn new(options: &EvictionOptions, shape: &Arc<CacheShape>, cost: PageCost) -> Result<Self, BudgetError> {
         let policy = Arc::clone(&options.policy);
         options.budget.check(shape, cost, &policy.pins())?;
+        let mut unit_shape = CacheShape::clone(shape);
+        if policy.granularity() == Granularity::Token {
+            unit_shape.page_size = 1;
+        }
         let (mut groups, mut first_group) = (Vec::new(), Vec::new());
         for (layer, layer_kind) in shape.layers.iter().enumerate() {
             if matches!(layer_kind, LayerKind::Window(_)) {
@@ -112,7 +111,7 @@ impl Eviction {
             first_group.push(Some(groups.len()));
             for kv_head in 0..shape.num_kv_heads as u32 {
                 let group = KvGroup { layer: layer as u32, kv_head };
-                let scorer = policy.scorer(shape, group);
+                let scorer = policy.scorer(&unit_shape, group);
                 groups.push(ScoredGroup { group, scorer, column_sums: Vec::new(), cap: usize::MAX });
             }
         }
@@ -127,7 +126,6 @@ impl Eviction {
             first_group,
             held_after_prompt: None,
             report: EvictionReport::default(),
-            scratch: Scratch::default(),
         })
     }
 
@@ -136,10 +134,15 @@ impl Eviction {
         self.report = EvictionReport { budget_raised: false, ..last.report() };
     }
 
-    /// Whether the policy is shown rows in the current phase, so that no step may run twice.
-    pub(crate) fn is_watching(&self) -> bool {
+    /// Whether the policy is shown rows while a prompt is read, or while decoding, so that no such step may run twice.
+    pub(crate) fn is_watching(&self, reading: bool) -> bool {
         let needs = self.policy.needs();
-        if self.resolved.is_some() { needs.step_rows } else { needs.prompt != RowTap::None }
+        if reading { needs.prompt != RowTap::None } else { needs.step_rows }
+    }
+
+    /// Where reading from `position` on pauses for an eviction before the prompt's end, if the policy wants that.
+    pub(crate) fn pause_after(&self, position: usize) -> Option<usize> {
+        self.policy.schedule().pause_after(position)
     }
 
     /// What attention should record of a prompt's `rows` (absolute positions); the prompt ends before `prompt_end`.
@@ -202,19 +205,22 @@ impl Eviction {
         }
     }
 
-    /// Fixes the budget of a prompt that has just been read, its pages weighing `cost`, and frees what is over it.
-    pub(crate) fn end_prompt(&mut self, held: Held<'_>, pool: &mut PagePool, cost: PageCost) {
+    /// Fixes the budget of a prompt of `prompt_tokens` (all turns counted) that has been read, or a chunk of it
+    /// ([`Eviction::pause_after`]), its pages weighing `cost`, and frees what is over it.
+    pub(crate) fn end_prompt(&mut self, mut held: Held<'_>, pool: &mut PagePool, cost: PageCost, prompt_tokens: usize) {
         let cache = &*held.cache;
-        self.prompt_tokens = cache.logical_len();
+        self.prompt_tokens = prompt_tokens;
         let keep = self.resolve(cost);
+        let num_summed_rows = std::mem::replace(&mut self.num_summed_rows, vec![0; self.shape.layers.len()]);
+        let mut columns = Vec::new();
         for group in &mut self.groups {
-            if self.num_summed_rows[group.group.layer as usize] > 0 {
-                positions(cache, group.group, &mut self.scratch.positions);
-                let num_rows = self.num_summed_rows[group.group.layer as usize];
+            let num_rows = num_summed_rows[group.group.layer as usize];
+            if num_rows > 0 {
+                positions(cache, group.group, &mut columns);
                 group.scorer.observe(AttentionRows {
                     source: RowSource::ColumnSums { num_rows },
                     group_size: self.shape.group_size,
-                    positions: &self.scratch.positions,
+                    positions: &columns,
                     rows: &group.column_sums,
                 });
                 group.column_sums = Vec::new();
@@ -223,34 +229,24 @@ impl Eviction {
         }
         self.groups.iter_mut().for_each(|group| group.cap = keep);
         let open = if cache.open_page().is_some() { OpenPage::Newest } else { OpenPage::None };
-        let scores = self.scores(&held, |table_len| table_len > keep);
-        if !matches!(self.policy.allotment(), Allotment::Uniform) && scores.iter().all(Option::is_some) {
-            self.allot(&held, &scores, keep, open);
-        }
-        let cache = held.cache;
+        let scored = self.scored(&held, |table_len| table_len > keep);
         let pins = self.policy.pins();
+        if !matches!(self.policy.allotment(), Allotment::Uniform) && scored.iter().all(Option::is_some) {
+            self.allot(&scored, &pins, keep, open);
+        }
         let (mut pages_held, mut alone) = (0.0, 0.0);
-        for (group, scores) in self.groups.iter_mut().zip(&scores) {
-            let table_len = cache.table(group.group).len();
-            let Some(scores) = scores.as_ref().filter(|_| table_len > group.cap) else {
+        for (index, units) in scored.into_iter().enumerate() {
+            let ScoredGroup { group, cap, .. } = self.groups[index];
+            let Some(units) = units.filter(|units| units.num_pages() > cap) else {
                 (pages_held, alone) = (pages_held + 1.0, alone + 1.0);
                 continue;
             };
-            self.scratch.read(cache, group.group);
-            let pinned = pins.pinned(&self.scratch.indices, self.shape.page_size, keep, open);
-            let kept = select_pages(scores, group.cap, &pinned);
-            alone += group.scorer.uor_per_head(&self.scratch.spans, group.cap);
-            let mut fates = vec![PageFate::Free; table_len];
-            for page in kept.iter() {
-                fates[page] = PageFate::Keep;
-            }
-            self.report.pages_evicted += (table_len - kept.len()) as u64;
-            cache
-                .apply(pool, group.group, &fates, &mut |_| ())
-                .expect("the open page is pinned, and no page changes its kind");
-            self.scratch.read(cache, group.group);
-            group.scorer.retain(&self.scratch.spans);
-            pages_held += cache.table(group.group).len() as f64 / kept.len() as f64;
+            let num_kept = units.in_pages(cap);
+            alone += self.groups[index].scorer.uor_per_head(&units.spans, num_kept);
+            self.evict(&mut held, pool, group, &units, &units.pinned(&pins, keep, open), num_kept);
+            let left = Units::of(held.cache, group, self.policy.granularity());
+            self.groups[index].scorer.retain(&left.spans);
+            pages_held += left.num_pages() as f64 / cap as f64;
         }
         if !self.groups.is_empty() {
             let num_groups = self.groups.len() as f64;
@@ -259,30 +255,55 @@ impl Eviction {
     }
 
     /// Shares `keep` pages a group out among the groups by their scores.
-    fn allot(&mut self, held: &Held<'_>, scores: &[Option<Vec<f32>>], keep: usize, open: OpenPage) {
-        let (pins, page_size) = (self.policy.pins(), self.shape.page_size);
-        let mut pinned = Vec::with_capacity(self.groups.len());
-        for group in &self.groups {
-            self.scratch.read(held.cache, group.group);
-            pinned.push(pins.pinned(&self.scratch.indices, page_size, keep, open));
-        }
-        let least = pins.smallest_pages(page_size);
-        let units: Vec<GroupUnits<'_>> = scores
-            .iter()
-            .zip(&pinned)
-            .map(|(scores, pinned)| GroupUnits { scores: scores.as_deref().unwrap_or(&[]), pinned, least })
-            .collect();
+    fn allot(&mut self, scored: &[Option<Units>], pins: &Pins, keep: usize, open: OpenPage) {
+        let pages = scored.iter().flatten().map(|units| units.pages(&units.pinned(pins, keep, open)));
+        let pages: Vec<(Vec<f32>, Vec<usize>)> = pages.collect();
+        let least = pins.smallest_pages(self.shape.page_size);
+        let units: Vec<GroupUnits<'_>> =
+            pages.iter().map(|(scores, pinned)| GroupUnits { scores, pinned, least }).collect();
         let caps = self.policy.allotment().counts(&units, self.shape.num_kv_heads, keep);
         self.groups.iter_mut().zip(caps).for_each(|(group, cap)| group.cap = cap);
     }
 
-    /// The page scores of every KV group, those of layers in which no table `is_long_enough` left out.
-    fn scores(&mut self, held: &Held<'_>, is_long_enough: impl Fn(usize) -> bool) -> Vec<Option<Vec<f32>>> {
+    /// Keeps the best `num_kept` of `units`, which are those of `group`, and frees the others.
+    fn evict(
+        &mut self,
+        held: &mut Held<'_>,
+        pool: &mut PagePool,
+        group: KvGroup,
+        units: &Units,
+        pinned: &[usize],
+        num_kept: usize,
+    ) {
+        let Held { cache, runner, .. } = held;
+        let applied = match units.granularity {
+            Granularity::Page => {
+                let mut fates = vec![PageFate::Free; units.num_pages()];
+                for page in &select_pages(&units.scores, num_kept, pinned) {
+                    fates[page] = PageFate::Keep;
+                }
+                cache
+                    .apply(pool, group, &fates, &mut |_| ())
+                    .expect("the open page is pinned, and none changes its kind")
+            }
+            Granularity::Token => {
+                let closed = units.positions.len() - units.num_open();
+                let kept = select_tokens(&units.scores, num_kept, pinned);
+                let kept: Vec<u32> = kept.iter().filter(|&token| token < closed).map(|token| token as u32).collect();
+                let mut move_tokens = |pages: &[PagePlace], kept: &[u32]| runner.compact(pages, kept);
+                cache.compact(pool, group, &kept, &mut move_tokens).expect("whole pages of tokens that can move stay")
+            }
+        };
+        self.report.pages_evicted += applied.pages_freed;
+    }
+
+    /// The units of every KV group and their scores, those of layers in which no table `is_long_enough` left out.
+    fn scored(&mut self, held: &Held<'_>, is_long_enough: impl Fn(usize) -> bool) -> Vec<Option<Units>> {
         let cache = &*held.cache;
         let mut all = Vec::with_capacity(self.groups.len());
         for groups in self.groups.chunks_mut(self.shape.num_kv_heads) {
             if !groups.iter().any(|group| is_long_enough(cache.table(group.group).len())) {
-                all.resize(all.len() + groups.len(), None);
+                all.extend(groups.iter().map(|_| None));
                 continue;
             }
             let layer = groups[0].group.layer;
@@ -292,12 +313,12 @@ impl Eviction {
             };
             let first = all.len();
             for (group, TokenVectors { keys, values }) in groups.iter_mut().zip(&vectors) {
-                self.scratch.read(cache, group.group);
-                positions(cache, group.group, &mut self.scratch.positions);
-                let tokens = ResidentTokens { positions: &self.scratch.positions, keys, values };
+                let mut units = Units::of(cache, group.group, self.policy.granularity());
+                let tokens = ResidentTokens { positions: &units.positions, keys, values };
                 let mut scores = Vec::new();
-                group.scorer.score(&self.scratch.spans, tokens, &mut scores);
-                all.push(Some(scores));
+                group.scorer.score(&units.spans, tokens, &mut scores);
+                units.take(scores);
+                all.push(Some(units));
             }
             if self.policy.sharing() == Sharing::Layer {
                 share(&mut all[first..]);
@@ -331,8 +352,8 @@ impl Eviction {
         self.held_after_prompt = Some(held);
     }
 
-    /// Frees a page of each KV group that is about to open one beyond its budget; `next` is the position to be written.
-    pub(crate) fn make_room(&mut self, held: Held<'_>, pool: &mut PagePool, next: usize) {
+    /// Frees pages of each KV group that is about to open one beyond its budget, one or as many as the policy's schedule says; `next` is the position to be written.
+    pub(crate) fn make_room(&mut self, mut held: Held<'_>, pool: &mut PagePool, next: usize) {
         if self.resolved.as_ref().is_none_or(|resolved| resolved.unlimited) {
             return;
         }
@@ -342,21 +363,15 @@ impl Eviction {
         }
         // With shares of the budget a group may have room where its neighbours have not.
         let least = self.groups.iter().map(|group| group.cap).min().unwrap_or(0);
-        let scores = self.scores(&held, |table_len| table_len >= least);
-        let (cache, pins) = (held.cache, self.policy.pins());
-        for (group, scores) in self.groups.iter_mut().zip(&scores) {
-            let table_len = cache.table(group.group).len();
-            let Some(scores) = scores.as_ref().filter(|_| table_len >= group.cap) else { continue };
-            self.scratch.read(cache, group.group);
-            let pinned = pins.pinned(&self.scratch.indices, self.shape.page_size, group.cap, OpenPage::Next);
-            let mut fates = vec![PageFate::Keep; table_len];
-            for page in pages_to_evict(scores, &pinned, group.cap - 1) {
-                fates[page] = PageFate::Free;
-                self.report.pages_evicted += 1;
-            }
-            cache
-                .apply(pool, group.group, &fates, &mut |_| ())
-                .expect("no page is open here, and none changes its kind");
+        let (pins, page_size) = (self.policy.pins(), self.shape.page_size);
+        let pages_at_once = self.policy.schedule().pages_at_once(page_size);
+        for (index, units) in self.scored(&held, |table_len| table_len >= least).into_iter().enumerate() {
+            let ScoredGroup { group, cap, .. } = self.groups[index];
+            let Some(units) = units.filter(|units| units.num_pages() >= cap) else { continue };
+            let pinned = units.pinned(&pins, cap, OpenPage::Next);
+            let needed = units.pages_of(pinned.len());
+            let num_kept = units.in_pages(cap.saturating_sub(pages_at_once).max(needed));
+            self.evict(&mut held, pool, group, &units, &pinned, num_kept);
         }
     }
 
@@ -385,39 +400,23 @@ impl Eviction {
     }
 }
 
-/// Gives every group the mean of the groups' page scores. Groups that keep the same pages hold the same pages; should a sequence
-/// have come to hold others, each goes on by itself.
-fn share(scores: &mut [Option<Vec<f32>>]) {
-    let rows: Vec<&Vec<f32>> = scores.iter().flatten().collect();
+/// Gives every group of a layer the mean of the groups' scores. Groups that keep the same units hold the same ones; should a
+/// sequence have come to hold others, each goes on by itself.
+fn share(layer: &mut [Option<Units>]) {
+    let rows: Vec<&Vec<f32>> = layer.iter().flatten().map(|units| &units.scores).collect();
     let Some(first) = rows.first() else { return };
-    if rows.len() < scores.len() || rows.iter().any(|row| row.len() != first.len()) {
+    if rows.len() < layer.len() || rows.iter().any(|row| row.len() != first.len()) {
         return;
     }
-    let mean = |page: usize| rows.iter().map(|row| f64::from(row[page])).sum::<f64>() / rows.len() as f64;
-    let means: Vec<f32> = (0..first.len()).map(|page| mean(page) as f32).collect();
-    scores.iter_mut().flatten().for_each(|row| row.copy_from_slice(&means));
+    let mean = |unit: usize| rows.iter().map(|row| f64::from(row[unit])).sum::<f64>() / rows.len() as f64;
+    let means: Vec<f32> = (0..first.len()).map(|unit| mean(unit) as f32).collect();
+    layer.iter_mut().flatten().for_each(|units| units.scores.copy_from_slice(&means));
 }
 
 /// Absolute positions of the tokens of `group`, ascending: the columns of its attention rows.
 fn positions(cache: &KvCache, group: KvGroup, out: &mut Vec<u32>) {
     out.clear();
-    for page in cache.table(group) {
-        let first = page.first_position(cache.shape().page_size);
-        out.extend(first..first + page.len);
-    }
-}
-
-impl Scratch {
-    /// Notes the resident pages of `group`.
-    fn read(&mut self, cache: &KvCache, group: KvGroup) {
-        self.indices.clear();
-        self.spans.clear();
-        let page_size = cache.shape().page_size;
-        for page in cache.table(group) {
-            self.indices.push(page.index);
-            self.spans.push(PageSpan { first_position: page.first_position(page_size), len: page.len });
-        }
-    }
+    out.extend(cache.table(group).iter().flat_map(|page| page.positions(cache.shape().page_size)));
 }
 
 /// Column sums of more tokens than before: the new ones begin at 0.

@@ -127,6 +127,9 @@ pub trait ModelRunner {
     fn key_moments(&self, groups: &[Vec<PagePlace>]) -> Vec<KeyMoments>;
     /// Encodes pages of one KV group from their old places into their new ones; `constants` are its own.
     fn recode(&mut self, moves: &[PageMove], constants: Option<&KeyConstants>);
+    /// Moves tokens of one KV group together: that at place `kept[i]` of those in `pages`, counting through them, to place `i`.
+    /// All pages are plain, full, and of one kind.
+    fn compact(&mut self, pages: &[PagePlace], kept: &[u32]);
     /// Gives whole OS pages of the byte store back; `ranges` hold no live frame.
     fn reclaim(&mut self, ranges: &[Range<u64>]);
 }
@@ -389,6 +392,10 @@ impl ModelRunner for Decoder {
 
     fn recode(&mut self, moves: &[PageMove], constants: Option<&KeyConstants>) {
         self.store.recode(&self.compute, moves, constants);
+    }
+
+    fn compact(&mut self, pages: &[PagePlace], kept: &[u32]) {
+        self.store.compact(&self.compute, pages, kept);
     }
 
     fn reclaim(&mut self, ranges: &[Range<u64>]) {

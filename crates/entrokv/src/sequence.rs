@@ -173,8 +173,18 @@ impl Sequence {
         if self.turn.finished.is_some() {
             return &[];
         }
-        let end = self.tokens.len().min(self.computed + limit);
+        let end = self.part_end().min(self.computed + limit);
         &self.tokens[self.computed..end]
+    }
+
+    /// Logical length at which the part of the prompt that is being read ends: the prompt's end, or a pause for an eviction
+    /// before it. While answering, that of all tokens.
+    pub(crate) fn part_end(&self) -> usize {
+        if !self.is_reading() {
+            return self.tokens.len();
+        }
+        let pause = self.turn.eviction.as_ref().and_then(|eviction| eviction.pause_after(self.computed));
+        pause.map_or(self.turn.prompt_end, |pause| pause.min(self.turn.prompt_end))
     }
 
     /// Whether the next step reads prompt tokens rather than the token sampled last.

@@ -143,6 +143,41 @@ impl Store {
         }
     }
 
+    /// Moves tokens of one KV group together: that at place `kept[i]` (ascending) of those in `pages`, counting through them, to
+    /// place `i`, in as many of these pages as that takes.
+    ///
+    /// # Panics
+    /// If a page is not plain, or a place is not in the pages.
+    pub fn compact(&mut self, compute: &Compute, pages: &[PagePlace], kept: &[u32]) {
+        let (page_size, head_dim) = (self.page_size, self.head_dim);
+        // Pages of tokens that are where they belong.
+        let unmoved = kept.iter().zip(0..).take_while(|(from, to)| *from == to).count() / page_size;
+        let kept = &kept[unmoved * page_size..];
+        // Plain elements survive being read as f32 and written again, and a copy spares thinking about what overlaps.
+        let mut moved = vec![0.0; kept.len() * 2 * head_dim];
+        compute.threads.for_each_chunk(&mut moved, 2 * page_size * head_dim, |page, rows| {
+            let rows = rows.chunks_exact_mut(2 * head_dim);
+            for (row, &place) in rows.zip(&kept[page * page_size..]) {
+                let (from, slot) = (&pages[place as usize / page_size], place as usize % page_size);
+                let (k, v) = row.split_at_mut(head_dim);
+                self.layout(from.kind).read_token(self.arena.bytes(from.range.clone()), slot, None, k, v);
+            }
+        });
+        let into = &pages[unmoved..][..kept.len().div_ceil(page_size)];
+        let ranges: Vec<Range<u64>> = into.iter().map(|page| page.range.clone()).collect();
+        let layouts: Vec<PageLayout> = into.iter().map(|page| self.layout(page.kind)).collect();
+        self.arena.for_each_range(&compute.threads, &ranges, |page, frame| {
+            let rows = &moved[page * 2 * page_size * head_dim..];
+            let rows = &rows[..rows.len().min(2 * page_size * head_dim)];
+            let len = rows.len() / (2 * head_dim);
+            layouts[page].write_tokens(
+                frame,
+                0,
+                TokenRows { k: rows, v: &rows[head_dim..], stride: 2 * head_dim, len },
+            );
+        });
+    }
+
     /// What is stored of the keys and values of each KV group of `layer`, a group a task; `constants` are those of all groups of
     /// `cache`, or none.
     pub fn token_vectors(

@@ -38,7 +38,7 @@ fn request(len: usize, generate: usize, budget: &str, policy: &str) -> Request {
 }
 
 /// Every policy and option that changes when or what is evicted.
-const POLICIES: [&str; 21] = [
+const POLICIES: [&str; 25] = [
     "page-entro-kv",
     "page-entro-kv:preset=serving",
     "page-entro-kv:row=accumulated,pooling=max",
@@ -60,6 +60,10 @@ const POLICIES: [&str; 21] = [
     "random:allot=global,sinks=20",
     "streaming-llm:sinks=0",
     "knorm:share=layer,allot=pyramid:3",
+    "page-entro-kv:granularity=token,allot=global",
+    "knorm:granularity=token,allot=ada-interpolated:0.2,schedule=every:33",
+    "h2o:recent=20tok,granularity=token",
+    "lagkv:lag=8,schedule=every:1000",
 ];
 
 #[test]

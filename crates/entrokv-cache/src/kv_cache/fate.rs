@@ -86,6 +86,24 @@ pub enum FateError {
         /// The layer.
         layer: u32,
     },
+    /// Tokens that cannot be moved together.
+    #[error(
+        "{got} tokens cannot be kept of {closed} in full pages of {page_size}: ascending places of whole pages' worth of them can"
+    )]
+    Tokens {
+        /// Tokens that were to be kept.
+        got: usize,
+        /// Tokens there are, but for those of the open page.
+        closed: usize,
+        /// Tokens a page.
+        page_size: usize,
+    },
+    /// Tokens of pages that are codes, or not all of one kind.
+    #[error("tokens of layer {layer} cannot be moved together: pages of them are codes")]
+    CodedTokens {
+        /// The layer.
+        layer: u32,
+    },
     /// Codes that were to be encoded again.
     #[error("page {} cannot be re-encoded from {from} to {to}: codes stay what they are", page.0)]
     Coded {

@@ -18,6 +18,9 @@ pub struct ResidentPage {
     pub kind: PageKind,
     /// Tokens filled, from the page's first slot on: `page_size` but for the open page.
     pub len: u32,
+    /// Absolute positions of its tokens `[len]`, where they have moved together from several pages; `None` where they are
+    /// those of the page's index.
+    positions: Option<Box<[u32]>>,
     frame: Frame,
 }
 
@@ -38,14 +41,32 @@ impl ResidentPage {
         self.frame.range()
     }
 
-    /// Absolute position of its first token.
+    /// Position that stands for its first token in attention: tokens that moved together stand at the places of those they
+    /// took over from, which are at their own positions or before them, in the same order.
     pub fn first_position(&self, page_size: usize) -> u32 {
         self.index.first_position(page_size)
     }
 
+    /// Absolute positions of its tokens, ascending.
+    pub fn positions(&self, page_size: usize) -> impl Iterator<Item = u32> {
+        let first = self.first_position(page_size);
+        (0..self.len).map(move |slot| self.positions.as_deref().map_or(first + slot, |own| own[slot as usize]))
+    }
+
     /// Absolute position after its last filled token.
     pub fn end_position(&self, page_size: usize) -> u32 {
-        self.first_position(page_size) + self.len
+        let moved = self.positions.as_deref().and_then(<[u32]>::last);
+        moved.map_or(self.first_position(page_size) + self.len, |last| last + 1)
+    }
+
+    /// Whether its tokens have moved together from several pages.
+    pub fn is_compacted(&self) -> bool {
+        self.positions.is_some()
+    }
+
+    /// Bytes it takes beside its entry in the table.
+    fn heap_bytes(&self) -> usize {
+        self.positions.as_deref().map_or(0, size_of_val)
     }
 }
 
@@ -57,6 +78,8 @@ pub(super) struct Table {
     /// than it changes them, and a long sequence has many pages.
     resident_tokens: usize,
     held: Vec<KindFootprint>,
+    /// Bytes of the positions of compacted pages.
+    position_bytes: usize,
 }
 
 impl Table {
@@ -74,14 +97,19 @@ impl Table {
 
     /// Bytes the table takes beside itself.
     pub(super) fn heap_bytes(&self) -> u64 {
-        (self.pages.capacity() * size_of::<ResidentPage>() + self.held.capacity() * size_of::<KindFootprint>()) as u64
+        let entries =
+            self.pages.capacity() * size_of::<ResidentPage>() + self.held.capacity() * size_of::<KindFootprint>();
+        (entries + self.position_bytes) as u64
     }
 
     pub(super) fn slot(&self, position: u32, page_size: usize) -> Option<Slot> {
-        let index = PageIndex(position / page_size as u32);
-        let page = &self.pages[self.pages.binary_search_by_key(&index, |page| page.index).ok()?];
-        let slot = position % page_size as u32;
-        (slot < page.len).then(|| Slot { range: page.range(), kind: page.kind, index: slot as usize })
+        // Pages ascend by their tokens' positions, whether these have moved or not.
+        let page = self.pages.get(self.pages.partition_point(|page| page.end_position(page_size) <= position))?;
+        let slot = match page.positions.as_deref() {
+            Some(positions) => positions.binary_search(&position).ok()?,
+            None => position.checked_sub(page.first_position(page_size))? as usize,
+        };
+        Some(Slot { range: page.range(), kind: page.kind, index: slot })
     }
 
     /// Adds the tokens at `positions`, which follow the last one, taking a frame for each page they begin.
@@ -102,7 +130,7 @@ impl Table {
                 held.pages += 1;
                 held.bytes += frame.bytes();
                 let index = PageIndex((page_start / page_size) as u32);
-                self.pages.push(ResidentPage { index, kind, len: filled as u32, frame });
+                self.pages.push(ResidentPage { index, kind, len: filled as u32, positions: None, frame });
             } else {
                 // A page that has begun and is not full is the open one, and the open one is never freed.
                 self.pages.last_mut().expect("the open page is resident").len = filled as u32;
@@ -180,6 +208,35 @@ impl Table {
         Ok(moves.len() as u64)
     }
 
+    /// Keeps the tokens at the places `kept` of those of the first `num_pages` pages, which are full, moved together into as few
+    /// of these pages as hold them; frees the other ones. The tokens of pages after them stay where they are.
+    ///
+    /// `move_tokens` is given the places of the pages, and of the tokens.
+    pub(super) fn compact(
+        &mut self,
+        pool: &mut PagePool,
+        page_size: usize,
+        num_pages: usize,
+        kept: &[u32],
+        move_tokens: &mut dyn FnMut(&[PagePlace], &[u32]),
+    ) -> Applied {
+        let pages = &self.pages[..num_pages];
+        let places: Vec<PagePlace> =
+            pages.iter().map(|page| PagePlace { kind: page.kind, range: page.range() }).collect();
+        move_tokens(&places, kept);
+        let positions: Vec<u32> = pages.iter().flat_map(|page| page.positions(page_size)).collect();
+        let num_left = kept.len() / page_size;
+        for (page, kept) in self.pages.iter_mut().zip(kept.chunks_exact(page_size)) {
+            let own: Vec<u32> = kept.iter().map(|&place| positions[place as usize]).collect();
+            let first = page.first_position(page_size);
+            self.position_bytes -= page.heap_bytes();
+            let unmoved = own.iter().zip(first..).all(|(own, at)| *own == at);
+            page.positions = (!unmoved).then(|| own.into_boxed_slice());
+            self.position_bytes += page.heap_bytes();
+        }
+        self.retain(pool, |place, _| place < num_left || place >= num_pages)
+    }
+
     /// Keeps the pages `keep` says (given their place in the table), frees the others.
     pub(super) fn retain(&mut self, pool: &mut PagePool, keep: impl Fn(usize, &ResidentPage) -> bool) -> Applied {
         let mut applied = Applied::default();
@@ -192,6 +249,7 @@ impl Table {
             held.pages -= 1;
             held.bytes -= page.frame.bytes();
             self.resident_tokens -= page.len as usize;
+            self.position_bytes -= page.heap_bytes();
             applied += Applied {
                 pages_freed: 1,
                 tokens_freed: u64::from(page.len),

@@ -114,6 +114,137 @@ fn evicted_pages_never_come_back() {
     cache.release(&mut pool);
 }
 
+/// For caches whose bytes nobody keeps.
+fn no_bytes(_pages: &[PagePlace], _kept: &[u32]) {}
+
+fn positions(cache: &KvCache, group: KvGroup) -> Vec<u32> {
+    cache.table(group).iter().flat_map(|page| page.positions(4)).collect()
+}
+
+#[test]
+fn tokens_that_stay_move_together() {
+    let (mut pool, mut cache) = grown(100, 18);
+    let mut moved = Vec::new();
+    let kept = [0, 1, 2, 3, 5, 6, 11, 15];
+    let applied = cache
+        .compact(&mut pool, GLOBAL, &kept, &mut |pages, kept| {
+            moved.push((pages.iter().map(|page| page.range.clone()).collect::<Vec<_>>(), kept.to_vec()));
+        })
+        .unwrap();
+    let freed = Applied { pages_freed: 2, tokens_freed: 8, bytes_freed: 2 * PAGE_BYTES, pages_recoded: 0 };
+    assert_eq!(applied, freed);
+    let (ranges, told) = moved.pop().unwrap();
+    assert_eq!((ranges.len(), &told[..], moved.len()), (4, &kept[..], 0));
+    let table = cache.table(GLOBAL);
+    assert_eq!(indices(&cache, GLOBAL), [0, 1, 4]);
+    assert_eq!(table[..2].iter().map(|page| page.range()).collect::<Vec<_>>(), ranges[..2]);
+    assert_eq!(positions(&cache, GLOBAL), [0, 1, 2, 3, 5, 6, 11, 15, 16, 17]);
+    assert_eq!([0, 1, 2].map(|page| table[page].is_compacted()), [false, true, false]);
+    assert_eq!([0, 1, 2].map(|page| table[page].end_position(4)), [4, 16, 18]);
+    let slot = |page: usize, index| Some(Slot { range: table[page].range(), kind: PageKind::F16, index });
+    assert_eq!(cache.slot(GLOBAL, 3), slot(0, 3));
+    assert_eq!(cache.slot(GLOBAL, 11), slot(1, 2));
+    assert_eq!([4, 7, 12, 14, 18].map(|position| cache.slot(GLOBAL, position)), [const { None }; 5]);
+    assert_eq!(cache.slot(GLOBAL, 17), slot(2, 1));
+    assert_eq!(cache.resident_tokens(GLOBAL), 10);
+    // Again, with what has come since: the places are those of the tokens held.
+    cache.grow(&mut pool, 6).unwrap();
+    assert_eq!(cache.open_page(), None);
+    cache.compact(&mut pool, GLOBAL, &[0, 7, 8, 15], &mut no_bytes).unwrap();
+    assert_eq!((positions(&cache, GLOBAL), indices(&cache, GLOBAL)), (vec![0, 15, 16, 23], vec![0]));
+    cache.release(&mut pool);
+    assert_eq!(pool.used_bytes(), 0);
+}
+
+#[test]
+fn a_refused_compaction_changes_nothing() {
+    let (mut pool, mut cache) = grown(100, 18);
+    let (before, used) = (seen(&cache), pool.used_bytes());
+    let refused = |cache: &mut KvCache, pool: &mut PagePool, group, kept: &[u32]| {
+        cache.compact(pool, group, kept, &mut |_, _| unreachable!("refused")).unwrap_err().to_string()
+    };
+    for kept in [&[0, 1, 2][..], &[0, 1, 1, 2], &[3, 2, 1, 0], &[0, 1, 2, 16], &[0, 1, 2, u32::MAX]] {
+        let error = refused(&mut cache, &mut pool, GLOBAL, kept);
+        let tokens = kept.len();
+        let expected = format!(
+            "{tokens} tokens cannot be kept of 16 in full pages of 4: ascending places of whole pages' worth of them can"
+        );
+        assert_eq!(error, expected);
+    }
+    assert_eq!(
+        refused(&mut cache, &mut pool, WINDOW, &[0, 1, 2, 3]),
+        "layer 1 has a window: its pages are not freed by a policy"
+    );
+    assert_eq!((seen(&cache), pool.used_bytes()), (before, used));
+    let fates = [PageFate::Keep, PageFate::Recode(PageKind::of(Encoding::Tq4)), PageFate::Keep, PageFate::Keep];
+    let fates: Vec<PageFate> = fates.into_iter().chain([PageFate::Keep]).collect();
+    cache.apply(&mut pool, GLOBAL, &fates, &mut |_| ()).unwrap();
+    assert_eq!(
+        refused(&mut cache, &mut pool, GLOBAL, &[0, 1, 2, 3]),
+        "tokens of layer 0 cannot be moved together: pages of them are codes"
+    );
+    cache.release(&mut pool);
+}
+
+proptest! {
+    /// However often tokens are moved together and pages freed in between, what is held is what was kept, where it is said to be.
+    #[test]
+    fn tokens_are_where_their_positions_say(
+        rounds in proptest::collection::vec((1usize..30, proptest::bits::u64::ANY, proptest::bool::ANY), 1..8),
+    ) {
+        let (mut pool, mut cache) = grown(1000, 0);
+        // What each slot of the pool holds: the position written there.
+        let mut bytes = std::collections::HashMap::new();
+        let mut expected: Vec<u32> = Vec::new();
+        for (grow, mask, by_token) in rounds {
+            let first = cache.logical_len();
+            cache.grow(&mut pool, grow).unwrap();
+            for position in first..first + grow {
+                let slot = cache.slot(GLOBAL, position as u32).unwrap();
+                bytes.insert((slot.range.start, slot.index), position as u32);
+                expected.push(position as u32);
+            }
+            let num_pages = cache.table(GLOBAL).len() - usize::from(cache.open_page().is_some());
+            if by_token {
+                let chosen: Vec<u32> = (0..4 * num_pages as u32).filter(|token| mask >> (token % 64) & 1 == 1).collect();
+                let kept = chosen[..chosen.len() / 4 * 4].to_vec();
+                let closed = 4 * num_pages;
+                cache.compact(&mut pool, GLOBAL, &kept, &mut |pages, kept| {
+                    let at = |place: usize| (pages[place / 4].range.start, place % 4);
+                    for (to, &from) in kept.iter().enumerate() {
+                        let token = bytes[&at(from as usize)];
+                        bytes.insert(at(to), token);
+                    }
+                }).unwrap();
+                let stays = |place: usize| place >= closed || kept.contains(&(place as u32));
+                expected = expected.iter().enumerate().filter(|(place, _)| stays(*place)).map(|(_, p)| *p).collect();
+            } else {
+                let keeps = |page: usize| page >= num_pages || mask >> (page % 64) & 1 == 1;
+                let fates: Vec<PageFate> = (0..cache.table(GLOBAL).len())
+                    .map(|page| if keeps(page) { PageFate::Keep } else { PageFate::Free }).collect();
+                let table = cache.table(GLOBAL).iter().enumerate();
+                expected = table.filter(|(page, _)| keeps(*page)).flat_map(|(_, page)| page.positions(4)).collect();
+                cache.apply(&mut pool, GLOBAL, &fates, &mut no_move).unwrap();
+            }
+            prop_assert_eq!(&positions(&cache, GLOBAL), &expected);
+            prop_assert!(expected.is_sorted_by(|a, b| a < b));
+            for &position in &expected {
+                let slot = cache.slot(GLOBAL, position).unwrap();
+                prop_assert_eq!(bytes[&(slot.range.start, slot.index)], position);
+            }
+            // What stands for a token in attention is at its position or before it, and ascends.
+            let stand_ins: Vec<u32> = cache.table(GLOBAL).iter()
+                .flat_map(|page| (0..page.len).map(|slot| page.first_position(4) + slot)).collect();
+            prop_assert!(stand_ins.is_sorted_by(|a, b| a < b));
+            prop_assert!(stand_ins.iter().zip(&expected).all(|(stand_in, position)| stand_in <= position));
+            let owned: usize = cache.table(GLOBAL).iter().filter(|page| page.is_compacted()).map(|page| 4 * page.len as usize).sum();
+            let plain: usize = cache.shape().groups().map(|group| cache.table(group).len()).sum();
+            prop_assert!(cache.footprint().metadata_bytes as usize >= owned + plain * size_of::<ResidentPage>());
+        }
+        cache.release(&mut pool);
+    }
+}
+
 #[test]
 fn the_open_page_cannot_be_freed() {
     let (mut pool, mut cache) = grown(100, 6);

@@ -2,10 +2,11 @@
 //!
 //! Invariant: the canonical text of any options, read back, gives the same options.
 
+use crate::allotment::Allotment;
 use crate::attention_rows::RowTap;
 use crate::entropy::RenyiOrder;
 use crate::pins::RecentPages;
-use crate::policy::Schedule;
+use crate::policy::{Granularity, Schedule};
 use crate::policy_options::{OptionKey, Preset, spelling, word};
 
 /// Widest average pool taken as an option, in tokens.
@@ -34,6 +35,10 @@ pub struct PageEntroKvOptions {
     pub recent: RecentPages,
     /// `decay`: `g` of the rolling score, from 0 (only the newest row counts) to 1 (decoded rows do not count).
     pub decay: f64,
+    /// `allot`: how the budget is shared out among layers and heads.
+    pub allotment: Allotment,
+    /// `granularity`: whether pages are evicted or tokens.
+    pub granularity: Granularity,
     /// `schedule`: when pages are evicted.
     pub schedule: Schedule,
 }
@@ -121,6 +126,8 @@ impl Default for PageEntroKvOptions {
             pool_width: 1,
             recent: RecentPages::Count(0),
             decay: 0.98,
+            allotment: Allotment::Uniform,
+            granularity: Granularity::Page,
             schedule: Schedule::Rolling,
         }
     }
@@ -219,8 +226,20 @@ pub(crate) const OPTION_KEYS: &[OptionKey<PageEntroKvOptions>] = &[
         show: |options| options.decay.to_string(),
     },
     OptionKey {
+        key: "allot",
+        expected: Allotment::EXPECTED,
+        read: |options, text| text.parse().ok().map(|allotment| options.allotment = allotment),
+        show: |options| options.allotment.to_string(),
+    },
+    OptionKey {
+        key: "granularity",
+        expected: "page or token",
+        read: |options, text| word(text, &Granularity::WORDS).map(|of| options.granularity = of),
+        show: |options| spelling(options.granularity, &Granularity::WORDS),
+    },
+    OptionKey {
         key: "schedule",
-        expected: "once or rolling",
+        expected: Schedule::EXPECTED,
         read: |options, text| text.parse().ok().map(|schedule| options.schedule = schedule),
         show: |options| options.schedule.to_string(),
     },

@@ -58,7 +58,7 @@ impl ObservedAttention {
 }
 
 fn needs(schedule: Schedule) -> Taps {
-    Taps { prompt: RowTap::Accumulated, step_rows: schedule == Schedule::Rolling, tokens: TokenTap::None }
+    Taps { prompt: RowTap::Accumulated, step_rows: schedule.goes_on(), tokens: TokenTap::None }
 }
 
 impl TokenMethod for H2o {

@@ -101,7 +101,7 @@ impl TokenMethod for SnapKv {
     }
 
     fn needs(&self, schedule: Schedule) -> Taps {
-        let step_rows = schedule == Schedule::Rolling;
+        let step_rows = schedule.goes_on();
         Taps { prompt: RowTap::Window(self.window), step_rows, tokens: TokenTap::None }
     }
 

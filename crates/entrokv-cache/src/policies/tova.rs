@@ -36,7 +36,7 @@ impl TokenMethod for Tova {
     }
 
     fn needs(&self, schedule: Schedule) -> Taps {
-        Taps { prompt: RowTap::Last, step_rows: schedule == Schedule::Rolling, tokens: TokenTap::None }
+        Taps { prompt: RowTap::Last, step_rows: schedule.goes_on(), tokens: TokenTap::None }
     }
 
     fn scorer(&self, _shape: &CacheShape, _group: KvGroup) -> Box<dyn TokenScorer> {

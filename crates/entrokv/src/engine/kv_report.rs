@@ -39,7 +39,7 @@ impl KvReport {
             logical_tokens: sequence.tokens.len(),
             bytes_held: footprint.global_bytes,
             bytes_window: footprint.window_bytes,
-            bytes_budget: eviction.and_then(Eviction::budget_bytes),
+            bytes_budget: eviction.filter(|_| !sequence.is_reading()).and_then(Eviction::budget_bytes),
             bytes_full: pages * kind.written_as().page_bytes(shape) * shape.num_global_groups() as u64,
             bytes_metadata: footprint.metadata_bytes
                 + eviction.map_or(0, Eviction::state_bytes)

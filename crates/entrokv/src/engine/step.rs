@@ -8,7 +8,7 @@ use entrokv_cache::{PageCost, PagePool, PoolExhausted};
 use super::taps::{Phase, SpanTaps, Taps};
 use super::{Engine, StepOutput};
 use crate::coding::{Coding, EncodeWhen, Taken};
-use crate::eviction::{Eviction, Held};
+use crate::eviction::Held;
 use crate::model::{BatchSpan, Logits, LogitsWanted, ModelRunner, RunError};
 use crate::sequence::{EndTokens, FinishReason, Sequence, SequenceId};
 use crate::text_stream::TextStream;
@@ -70,7 +70,7 @@ impl Engine {
             if let Some(eviction) = &mut sequence.turn.eviction {
                 let start = Instant::now();
                 let constants = sequence.coding.as_ref().map_or(&[][..], Coding::constants);
-                let runner = self.runner.as_ref();
+                let runner = self.runner.as_mut();
                 let held = Held { cache: &mut sequence.cache, constants, runner };
                 eviction.make_room(held, &mut self.pool, sequence.computed);
                 sequence.turn.timing.evict += start.elapsed();
@@ -110,7 +110,8 @@ impl Engine {
     fn cancel_watched(&mut self, work: &[Work]) {
         for Work { id, .. } in work {
             let Some(sequence) = self.sequences.get_mut(id) else { continue };
-            if sequence.turn.eviction.as_ref().is_some_and(Eviction::is_watching) {
+            let reading = sequence.is_reading();
+            if sequence.turn.eviction.as_ref().is_some_and(|eviction| eviction.is_watching(reading)) {
                 sequence.turn.finished.get_or_insert(FinishReason::Cancelled);
             }
         }
@@ -124,7 +125,7 @@ impl Engine {
             self.sequences.iter_mut().map(|(&id, sequence)| (id, sequence)).collect();
         for item in work {
             let Some(sequence) = by_id.remove(&item.id) else { continue };
-            let reading = sequence.is_reading();
+            let (reading, part_end) = (sequence.is_reading(), sequence.part_end());
             let Sequence { tokens, computed, cache, coding, turn } = sequence;
             let (first, end) = (*computed, *computed + item.tokens);
             let (constants, mut queries) = coding.as_mut().map(Coding::parts).unzip();
@@ -143,7 +144,7 @@ impl Engine {
                 queries,
                 cache,
                 rows: first..end,
-                phase: if reading { Phase::Prompt { end: turn.prompt_end } } else { Phase::Answer },
+                phase: if reading { Phase::Prompt { end: part_end } } else { Phase::Answer },
                 time: &mut turn.timing.observe,
             });
         }
@@ -153,7 +154,7 @@ impl Engine {
     fn settle(&mut self, work: &[Work], mut logits: Logits, start: Instant, outputs: &mut Vec<StepOutput>) {
         for (span, item) in work.iter().enumerate() {
             let Some(sequence) = self.sequences.get_mut(&item.id) else { continue };
-            let was_reading = sequence.is_reading();
+            let (was_reading, part_end) = (sequence.is_reading(), sequence.part_end());
             sequence.computed += item.tokens;
             if let Some(coding) = &mut sequence.coding {
                 coding.commit();
@@ -167,7 +168,7 @@ impl Engine {
                 timing.decode += start.elapsed();
                 timing.decode_tokens += item.tokens;
             }
-            let ended = if was_reading && !sequence.is_reading() { Ended::Prompt } else { Ended::Chunk };
+            let ended = if was_reading && sequence.computed == part_end { Ended::Prompt } else { Ended::Chunk };
             let settled = sequence.settle(&mut self.pool, self.runner.as_mut(), ended);
             if let (Err(error), true) = (settled, sequence.is_capped()) {
                 // What should be codes takes the room of plain pages, so the cap does not hold; without one it may wait.
@@ -186,9 +187,9 @@ impl Engine {
 /// What ended with a step, as far as a sequence's cache is concerned.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ended {
-    /// The prompt.
+    /// The prompt, or a part of it after which its policy evicts as after a prompt.
     Prompt,
-    /// A part of it, or a token of the answer.
+    /// Some of it, or a token of the answer.
     Chunk,
 }
 
@@ -205,7 +206,7 @@ impl Sequence {
     /// Constants come first, since they are better taken from the whole prompt than from what is left of it; then
     /// eviction, since what goes need not be encoded.
     fn settle(&mut self, pool: &mut PagePool, runner: &mut dyn ModelRunner, ended: Ended) -> Result<(), PoolExhausted> {
-        if self.is_reading() {
+        if self.is_reading() && ended == Ended::Chunk {
             return Ok(());
         }
         let Self { cache, coding, turn, .. } = self;
@@ -221,7 +222,7 @@ impl Sequence {
         if let (Some(eviction), Ended::Prompt) = (&mut turn.eviction, ended) {
             let start = Instant::now();
             let constants = coding.as_ref().map_or(&[][..], Coding::constants);
-            eviction.end_prompt(Held { cache, constants, runner }, pool, cost);
+            eviction.end_prompt(Held { cache, constants, runner }, pool, cost, turn.prompt_end);
             turn.timing.evict += start.elapsed();
         }
         let encoded = coding.as_mut().map_or(Ok(()), |coding| {

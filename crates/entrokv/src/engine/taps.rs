@@ -13,7 +13,7 @@ use crate::model::AttentionSink;
 
 /// What a span's rows are, for the policy.
 pub(super) enum Phase {
-    /// Rows of a prompt that ends before this position.
+    /// Rows of a prompt, or a part of it that is evicted after by itself, that ends before this position.
     Prompt { end: usize },
     /// The row of a token generated.
     Answer,

@@ -1,0 +1,104 @@
+//! What one KV group holds, as a policy decides about it: pages, or tokens.
+
+use entrokv_cache::{
+    Granularity, KvCache, KvGroup, OpenPage, PageIndex, PageSpan, Pins, ResidentPage, pages_of_tokens,
+};
+
+/// The units of one KV group at the moment of a decision, and their scores once these are known.
+pub(super) struct Units {
+    /// What goes or stays as one.
+    pub(super) granularity: Granularity,
+    /// What a scorer is asked about: pages as they stand in the sequence, or, where tokens are decided about or have moved
+    /// together, every token by itself.
+    pub(super) spans: Vec<PageSpan>,
+    /// Absolute positions of the tokens, ascending.
+    pub(super) positions: Vec<u32>,
+    /// One score a unit, higher staying longer.
+    pub(super) scores: Vec<f32>,
+    /// Index of each page.
+    pages: Vec<PageIndex>,
+    /// Tokens of each page.
+    page_lens: Vec<usize>,
+    page_size: usize,
+}
+
+impl Units {
+    /// What `group` holds, by tokens if they are `wanted` and can move, else by pages; without scores.
+    pub(super) fn of(cache: &KvCache, group: KvGroup, wanted: Granularity) -> Self {
+        let (table, page_size) = (cache.table(group), cache.shape().page_size);
+        let positions: Vec<u32> = table.iter().flat_map(|page| page.positions(page_size)).collect();
+        let granularity = if cache.is_by_token(group) { wanted } else { Granularity::Page };
+        let spans = if wanted == Granularity::Token || table.iter().any(|page| page.is_compacted()) {
+            positions.iter().map(|&first_position| PageSpan { first_position, len: 1 }).collect()
+        } else {
+            let span = |page: &ResidentPage| PageSpan { first_position: page.first_position(page_size), len: page.len };
+            table.iter().map(span).collect()
+        };
+        Self {
+            granularity,
+            spans,
+            positions,
+            scores: Vec::new(),
+            pages: table.iter().map(|page| page.index).collect(),
+            page_lens: table.iter().map(|page| page.len as usize).collect(),
+            page_size,
+        }
+    }
+
+    /// Takes the scores of `spans`. Where tokens were scored and pages are decided about, a page counts its best token.
+    pub(super) fn take(&mut self, scores: Vec<f32>) {
+        self.scores = scores;
+        if self.granularity == Granularity::Page && self.spans.len() != self.pages.len() {
+            let mut tokens = self.scores.iter().copied();
+            let best = |&len: &usize| tokens.by_ref().take(len).fold(f32::NEG_INFINITY, f32::max);
+            self.scores = self.page_lens.iter().map(best).collect();
+        }
+    }
+
+    /// Pages there are.
+    pub(super) fn num_pages(&self) -> usize {
+        self.pages.len()
+    }
+
+    /// Tokens of the page that is partly filled.
+    pub(super) fn num_open(&self) -> usize {
+        self.page_lens.last().filter(|&&len| len < self.page_size).copied().unwrap_or(0)
+    }
+
+    /// Units that `num_pages` pages hold, the open one among them.
+    pub(super) fn in_pages(&self, num_pages: usize) -> usize {
+        match self.granularity {
+            Granularity::Page => num_pages,
+            Granularity::Token => {
+                let open_pages = usize::from(self.num_open() > 0);
+                num_pages.saturating_sub(open_pages).saturating_mul(self.page_size).saturating_add(self.num_open())
+            }
+        }
+    }
+
+    /// Pages that so many units need, an open page not counted.
+    pub(super) fn pages_of(&self, num_units: usize) -> usize {
+        match self.granularity {
+            Granularity::Page => num_units,
+            Granularity::Token => num_units.div_ceil(self.page_size),
+        }
+    }
+
+    /// The units that `pins` keep under a budget of `budget_pages`.
+    pub(super) fn pinned(&self, pins: &Pins, budget_pages: usize, open: OpenPage) -> Vec<usize> {
+        match self.granularity {
+            Granularity::Page => pins.pinned(&self.pages, self.page_size, budget_pages, open),
+            Granularity::Token => {
+                pins.pinned_tokens(&self.positions, self.page_size, budget_pages, open, self.num_open())
+            }
+        }
+    }
+
+    /// What an allotment chooses from: a score a page, and which pages are `pinned`. Tokens count as the pages they would fill.
+    pub(super) fn pages(&self, pinned: &[usize]) -> (Vec<f32>, Vec<usize>) {
+        match self.granularity {
+            Granularity::Page => (self.scores.clone(), pinned.to_vec()),
+            Granularity::Token => pages_of_tokens(&self.scores, pinned, self.num_open(), self.page_size),
+        }
+    }
+}
