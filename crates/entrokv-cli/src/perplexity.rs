@@ -1,13 +1,15 @@
 //! `entrokv perplexity`: how well a model predicts a text, in the form of the golden files.
 
+use std::num::NonZeroUsize;
+
 use clap::Args;
-use entrokv::{EndTokens, PageKind, Request, SpecialTokens};
+use entrokv::{EndTokens, EvictionOptions, Model, PageKind, Request, SpecialTokens};
 use serde::Serialize;
 
 use crate::cli::CacheDir;
 use crate::failure::Failure;
 use crate::generate::{read_stdin, utf8};
-use crate::model_args::{ModelArgs, parse_kind};
+use crate::model_args::{EvictionArgs, ModelArgs, parse_kind};
 use crate::output;
 use crate::progress::Progress;
 
@@ -18,6 +20,9 @@ const EXAMPLES: &str = "\
 Examples:
   entrokv perplexity -m smollm2-135m --tokens 1024 --generate 16 < book.txt
   entrokv perplexity -m smollm2-135m --cache-type tq3 --compare f16 < book.txt      what coding the cache costs
+  entrokv perplexity -m smollm2-135m --prompt-tokens 2000 --tokens 2500 --kv-budget 20% --policy snapkv < book.txt
+                                                  what a cap costs: the first 2,000 tokens are a prompt read under it, the
+                                                  next 500 a given answer, beside the full cache
 
 A coded cache is read as decoding reads it: every position sees codes except for the first page and the last 32 positions
 (and, with tq keys, for the first 176 positions of the text, which centre and scale them). Activations of 8 bits answer any
@@ -36,8 +41,13 @@ pub(crate) struct PerplexityArgs {
     /// Score with a cache of this type beside it, and report how far the predictions lie apart
     #[arg(long, env = "ENTROKV_COMPARE", value_name = "TYPE", value_parser = parse_kind)]
     compare: Option<PageKind>,
+    /// Take the first N tokens for a prompt and score the rest as its answer, under --kv-budget and with the full cache
+    #[arg(long, env = "ENTROKV_PROMPT_TOKENS", value_name = "N", requires = "kv_budget", conflicts_with_all = ["compare", "generate"])]
+    prompt_tokens: Option<NonZeroUsize>,
     #[command(flatten)]
     model: ModelArgs,
+    #[command(flatten)]
+    eviction: EvictionArgs,
 }
 
 #[derive(Serialize)]
@@ -61,6 +71,23 @@ struct Compared {
     kv_bytes_held_by_other: u64,
 }
 
+/// A text after a prompt that was read under a cap.
+#[derive(Serialize)]
+struct Capped {
+    budget: String,
+    policy: String,
+    prompt_tokens: usize,
+    scored_tokens: usize,
+    mean_nll: f64,
+    mean_nll_full: f64,
+    /// Of the capped predictions from those with the full cache, in nats.
+    mean_kl: f64,
+    worst_kl: f64,
+    kv_bytes_held: u64,
+    kv_bytes_budget: Option<u64>,
+    kv_bytes_full: u64,
+}
+
 /// Runs the command.
 pub(crate) fn run(args: &PerplexityArgs, cache: &CacheDir) -> Result<(), Failure> {
     let text = utf8(read_stdin()?, "stdin")?;
@@ -68,6 +95,9 @@ pub(crate) fn run(args: &PerplexityArgs, cache: &CacheDir) -> Result<(), Failure
     let mut tokens: Vec<u32> = model.tokenizer.bos().filter(|_| model.tokenizer.adds_bos()).into_iter().collect();
     tokens.extend(model.tokenizer.encode_raw(&text, SpecialTokens::Plain)?);
     tokens.truncate(args.tokens.unwrap_or(usize::MAX));
+    if let Some(eviction) = args.eviction.options()? {
+        return capped(args, &mut model, &tokens, &eviction);
+    }
     let bar = Progress::steps("scoring", tokens.len() as u64);
     let mut progress = |done| bar.set(done as u64);
     let (score, compared) = match args.compare {
@@ -95,4 +125,34 @@ pub(crate) fn run(args: &PerplexityArgs, cache: &CacheDir) -> Result<(), Failure
     top20_last.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
     top20_last.truncate(TOP);
     output::line(serde_json::to_string(&Score { greedy, mean_nll: score.mean_nll(), tokens, top20_last, compared })?)
+}
+
+/// Scores what follows the prompt under a cap and with the full cache.
+fn capped(args: &PerplexityArgs, model: &mut Model, tokens: &[u32], eviction: &EvictionOptions) -> Result<(), Failure> {
+    let Some(prompt_tokens) = args.prompt_tokens.map(NonZeroUsize::get) else {
+        return Err(Failure::Usage("--kv-budget needs --prompt-tokens: what is scored follows a prompt".to_string()));
+    };
+    let Some((prompt, answer)) = tokens.split_at_checked(prompt_tokens).filter(|(_, answer)| !answer.is_empty()) else {
+        let got = tokens.len();
+        return Err(Failure::Failed(format!(
+            "--prompt-tokens {prompt_tokens} leaves nothing to score of a text of {got} tokens"
+        )));
+    };
+    let bar = Progress::steps("scoring", tokens.len() as u64);
+    let score = model.engine.score_answer(prompt, answer, eviction, &mut |done| bar.set(done as u64))?;
+    drop(bar);
+    let mean = |values: &[f64]| values.iter().sum::<f64>() / values.len() as f64;
+    output::line(serde_json::to_string(&Capped {
+        budget: eviction.budget.to_string(),
+        policy: eviction.policy.to_string(),
+        prompt_tokens,
+        scored_tokens: answer.len(),
+        mean_nll: mean(&score.nll),
+        mean_nll_full: mean(&score.full_nll),
+        mean_kl: mean(&score.kl),
+        worst_kl: score.kl.iter().copied().fold(0.0, f64::max),
+        kv_bytes_held: score.kv.bytes_held,
+        kv_bytes_budget: score.kv.bytes_budget,
+        kv_bytes_full: score.kv.bytes_full,
+    })?)
 }

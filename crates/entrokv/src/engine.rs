@@ -50,7 +50,7 @@ pub struct Engine {
     pub(crate) options: EngineOptions,
     context_len: usize,
     pub(crate) pool: PagePool,
-    sequences: BTreeMap<SequenceId, Sequence>,
+    pub(crate) sequences: BTreeMap<SequenceId, Sequence>,
     next_id: u64,
 }
 
@@ -236,6 +236,7 @@ impl Engine {
             end_tokens: request.end_tokens,
             sampler: Sampler::new(request.sampling.clone())?,
             text,
+            forced: None,
             eviction,
             finished: None,
             timing: Timing::default(),

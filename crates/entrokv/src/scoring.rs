@@ -219,13 +219,13 @@ impl AttentionSink for Queries<'_> {
 }
 
 /// `ln sum exp(x)` in f64.
-fn log_sum_exp(logits: &[f32]) -> f64 {
+pub(crate) fn log_sum_exp(logits: &[f32]) -> f64 {
     let max = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
     max + logits.iter().map(|&x| (f64::from(x) - max).exp()).sum::<f64>().ln()
 }
 
 /// `sum_i p_i ln(p_i / q_i)` in f64, `p` and `q` the softmax of the logits.
-fn divergence(p: &[f32], q: &[f32]) -> f64 {
+pub(crate) fn divergence(p: &[f32], q: &[f32]) -> f64 {
     let (p_sum, q_sum) = (log_sum_exp(p), log_sum_exp(q));
     let log_ratio = |p: f64, q: f64| (p - p_sum) - (q - q_sum);
     p.iter().zip(q).map(|(&p, &q)| (f64::from(p) - p_sum).exp() * log_ratio(f64::from(p), f64::from(q))).sum()

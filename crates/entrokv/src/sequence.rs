@@ -11,6 +11,7 @@ use entrokv_cache::{Budget, EvictionPolicy, KvCache};
 
 use crate::coding::Coding;
 use crate::eviction::Eviction;
+use crate::forced_answer::ForcedAnswer;
 use crate::sampler::{Sampler, SamplingOptions};
 use crate::text_stream::TextStream;
 
@@ -159,6 +160,8 @@ pub(crate) struct Turn {
     pub sampler: Sampler,
     /// Turns tokens into text and watches for stop strings.
     pub text: Option<TextStream>,
+    /// An answer that is given, where none is sampled.
+    pub forced: Option<ForcedAnswer>,
     /// The cap, if there is one.
     pub eviction: Option<Eviction>,
     /// Why the answer ended; `None` while it is under way.

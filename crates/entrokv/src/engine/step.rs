@@ -253,7 +253,12 @@ impl Sequence {
             turn.finished = Some(FinishReason::Length);
             return self.output(id, None, String::new());
         }
-        let token = match turn.sampler.sample(logits, &self.tokens) {
+        let forced = turn.forced.as_mut().and_then(|forced| {
+            forced.rows.push_back(logits.to_vec());
+            forced.tokens.get(self.tokens.len() - turn.prompt_end).copied()
+        });
+        let chosen = forced.map_or_else(|| turn.sampler.sample(logits, &self.tokens), Ok);
+        let token = match chosen {
             Ok(token) => token,
             Err(error) => {
                 turn.finished = Some(FinishReason::Failed(error.to_string()));
