@@ -79,6 +79,24 @@ fn a_cache_type_that_the_heads_do_not_allow_is_a_failure() {
 }
 
 #[test]
+fn a_capped_perplexity_needs_a_prompt_and_something_after_it() {
+    let bench = Bench::new();
+    let prompt = "none of them had seen the other sea. ".repeat(20);
+    let capped = |words: &[&str]| bench.run_model("perplexity", words, prompt.as_str());
+    capped(&["--kv-budget", "20%"]).fails(2, "--kv-budget needs --prompt-tokens");
+    capped(&["--prompt-tokens", "9"]).fails(2, "--kv-budget");
+    capped(&["--prompt-tokens", "0", "--kv-budget", "20%"]).fails(2, "'0'");
+    capped(&["--prompt-tokens", "50", "--tokens", "50", "--kv-budget", "20%"])
+        .fails(1, "--prompt-tokens 50 leaves nothing to score of a text of 50 tokens");
+    capped(&["--prompt-tokens", "50", "--tokens", "60", "--kv-budget", "1tok"])
+        .fails(1, "the smallest budget is 32tok");
+    capped(&["--prompt-tokens", "50", "--kv-budget", "20%", "--policy", "snapkv:schedule=per_chunk:0"])
+        .fails(2, "option `schedule` of snapkv is once, rolling, every:N or per_chunk:N");
+    capped(&["--prompt-tokens", "50", "--kv-budget", "20%", "--policy", "snapkv:granularity=head"])
+        .fails(2, "option `granularity` of snapkv is page or token, got `head`");
+}
+
+#[test]
 fn bad_texts_are_failures() {
     let bench = Bench::new();
     bench.run_model("tokenize", &[], "Call me").fails(1, "stdin is not a JSON array of strings");

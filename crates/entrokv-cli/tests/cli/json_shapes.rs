@@ -182,6 +182,17 @@ fn tokenize_and_perplexity_print_the_golden_form() {
     assert_eq!(score["top20_last"].as_array().unwrap().len(), 20);
     assert_eq!(score["top20_last"][0][0], score["greedy"][0]);
     is_positive(&score, &["mean_nll"]);
+
+    let words =
+        ["--prompt-tokens", "300", "--tokens", "340", "--kv-budget", "20%", "--policy", "h2o:granularity=token"];
+    let capped = bench.run_model("perplexity", &words, long_prompt()).json();
+    is_positive(&capped, &["mean_nll", "mean_nll_full", "mean_kl", "worst_kl"]);
+    assert_eq!((&capped["prompt_tokens"], &capped["scored_tokens"]), (&300.into(), &40.into()));
+    assert_eq!((&capped["budget"], &capped["policy"]), (&"20%".into(), &"h2o:granularity=token".into()));
+    // 60 tokens, 3 pages.
+    assert_eq!(capped["kv_bytes_budget"], 3 * GROUPS * PAGE_BYTES);
+    assert!(capped["kv_bytes_held"].as_u64() <= capped["kv_bytes_budget"].as_u64());
+    assert_eq!(capped["kv_bytes_full"], 22 * GROUPS * PAGE_BYTES);
 }
 
 #[test]
