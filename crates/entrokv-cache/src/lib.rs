@@ -15,6 +15,8 @@ pub mod budget;
 pub mod certificate;
 pub mod encoding;
 pub mod entropy;
+pub mod head_pooling;
+mod headwise_scorer;
 pub mod kv_cache;
 pub mod mean_pages;
 pub mod overlap;
@@ -40,6 +42,7 @@ pub use budget::{Budget, BudgetError, BudgetParseError, Ratio, RatioError, Resol
 pub use certificate::{Certificates, FiniteContext};
 pub use encoding::{Encoding, EncodingError};
 pub use entropy::{MIN_RESIDUAL_MASS, RenyiOrder, head_weights, residual_entropy};
+pub use head_pooling::HeadPooling;
 pub use kv_cache::{
     Applied, FateError, Footprint, KindFootprint, KvCache, PageFate, PageMove, PagePlace, ResidentPage, Slot,
 };

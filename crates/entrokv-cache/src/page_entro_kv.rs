@@ -28,6 +28,7 @@ pub use options::{BlockProjection, ObservedRow, PageEntroKvOptions, PoolOn, Pool
 pub use scorer::PageEntroKvScorer;
 
 pub(crate) use options::{OPTION_KEYS, PRESETS};
+pub(crate) use prompt_rows::PromptRows;
 
 use crate::allotment::Allotment;
 use crate::attention_rows::Taps;

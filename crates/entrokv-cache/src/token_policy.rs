@@ -10,6 +10,8 @@ use std::sync::Arc;
 
 use crate::allotment::Allotment;
 use crate::attention_rows::{AttentionRows, PageSpan, Taps};
+use crate::head_pooling::HeadPooling;
+use crate::headwise_scorer::HeadwiseScorer;
 use crate::page_entro_kv::BlockProjection;
 use crate::pins::{Pins, RecentPages};
 use crate::policy::{EvictionPolicy, Granularity, PageScorer, Schedule, Sharing};
@@ -58,6 +60,8 @@ pub trait TokenScorer: Send {
 /// What can be varied with any method.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Axes {
+    /// `heads`: how the query heads of a group become one score a token, where a method reads attention rows.
+    pub heads: HeadPooling,
     /// `sinks`: the first so many positions are pinned.
     pub sinks: u32,
     /// `recent`: the newest pages, pinned.
@@ -78,6 +82,7 @@ pub struct Axes {
 impl Default for Axes {
     fn default() -> Self {
         Self {
+            heads: HeadPooling::Own,
             sinks: 4,
             recent: RecentPages::Count(0),
             block: BlockProjection::Max,
@@ -99,7 +104,15 @@ pub(crate) struct Options<M> {
 const SHARINGS: [(&str, Sharing); 2] = [("group", Sharing::Group), ("layer", Sharing::Layer)];
 
 impl<M: 'static> Options<M> {
-    /// The axes as options, in canonical order.
+    /// The axis of methods that read attention rows.
+    pub(crate) const HEADS: &'static [OptionKey<Self>] = &[OptionKey {
+        key: "heads",
+        expected: "own, mean, max, entropy or union",
+        read: |options, text| word(text, &HeadPooling::WORDS).map(|heads| options.axes.heads = heads),
+        show: |options| spelling(options.axes.heads, &HeadPooling::WORDS),
+    }];
+
+    /// The axes of all methods as options, in canonical order.
     pub(crate) const AXES: &'static [OptionKey<Self>] = &[
         OptionKey {
             key: "sinks",
@@ -206,7 +219,16 @@ impl EvictionPolicy for TokenPolicy {
     }
 
     fn scorer(&self, shape: &CacheShape, group: KvGroup) -> Box<dyn PageScorer> {
-        let tokens = self.method.scorer(shape, group);
+        let alone = CacheShape { group_size: 1, ..shape.clone() };
+        let heads = || (0..shape.group_size).map(|_| self.method.scorer(&alone, group)).collect();
+        let headwise = match self.axes.heads {
+            HeadPooling::Own => None,
+            pooling => HeadwiseScorer::new(pooling, heads(), self.needs().prompt),
+        };
+        let tokens = match headwise {
+            Some(headwise) => Box::new(headwise),
+            None => self.method.scorer(shape, group),
+        };
         Box::new(BlockScorer { tokens, block: self.axes.block, scores: Vec::new(), positions: Vec::new() })
     }
 }

@@ -125,7 +125,11 @@ fn scores_and_kept_tokens_are_those_of_the_reference() {
         ("snap-kv", "reduce, then pool; average of 5", "snapkv:window=8"),
         ("snap-kv", "reduce, then pool; max of 5", "snapkv:window=8,pool=max"),
         ("snap-kv", "reduce, then pool; max of 7", "snapkv:window=8,pool=max,kernel=7"),
+        ("snap-kv", "pool, then reduce; average of 5", "snapkv:window=8,heads=mean"),
+        ("snap-kv", "pool, then reduce; max of 5", "snapkv:window=8,pool=max,heads=mean"),
+        ("snap-kv", "pool, then reduce; max of 7", "snapkv:window=8,pool=max,kernel=7,heads=mean"),
         ("h2o", "average", "observed-attention"),
+        ("h2o", "average", "observed-attention:heads=mean"),
     ];
     for (file, name, text) in cases {
         let got = scores(text);
@@ -153,6 +157,24 @@ fn sums_over_heads_are_means_times_their_number() {
     let got: Vec<Vec<f32>> =
         scores("h2o").into_iter().map(|row| row.iter().map(|score| score * 3.0).collect()).collect();
     assert_close(&got, &expected, "h2o");
+}
+
+#[test]
+fn query_heads_are_pooled_as_by_the_reference() {
+    for policy in ["tova", "h2o", "snapkv"] {
+        for heads in ["mean", "max", "entropy", "union"] {
+            let window = if policy == "snapkv" { "window=8," } else { "" };
+            let text = format!("{policy}:{window}heads={heads}");
+            let Case { scores: expected, kept } = case("head-pooling", &format!("{policy}, {heads}"), "scores");
+            let got = scores(&text);
+            assert_close(&got, &expected, &text);
+            for Kept { count, tokens } in kept {
+                for (scores, tokens) in got.iter().zip(tokens) {
+                    assert_eq!(select_pages(scores, count, &[]).as_slice(), tokens, "{text}, {count} tokens");
+                }
+            }
+        }
+    }
 }
 
 #[test]

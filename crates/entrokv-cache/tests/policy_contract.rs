@@ -13,7 +13,7 @@ const GROUP: KvGroup = KvGroup { layer: 0, kv_head: 0 };
 const PAGE_SIZES: [usize; 5] = [1, 8, 16, 32, 256];
 
 /// Options beside the defaults that change what is scored.
-const MORE: [&str; 9] = [
+const MORE: [&str; 13] = [
     "page-entro-kv:preset=serving",
     "page-entro-kv:row=accumulated,pooling=max",
     "snapkv:preset=kvpress,pool=max",
@@ -23,6 +23,10 @@ const MORE: [&str; 9] = [
     "knorm:block=mean,schedule=once",
     "random:seed=5,block=sum",
     "h2o:schedule=once",
+    "h2o:heads=entropy",
+    "observed-attention:heads=mean",
+    "snapkv:heads=union",
+    "tova:heads=max",
 ];
 
 fn policies() -> Vec<(String, Box<dyn EvictionPolicy>)> {
@@ -239,7 +243,8 @@ fn what_is_evicted_is_forgotten_and_what_stays_keeps_its_attention() {
         scorer.retain(&kept);
         let after = NOISE.score(&mut *scorer, &kept);
         // Scores made of what stays alone are made anew.
-        let relative = matches!(policy.name(), "keydiff" | "lagkv" | "cur" | "observed-attention");
+        let relative = matches!(policy.name(), "keydiff" | "lagkv" | "cur" | "observed-attention")
+            || policy.to_string().contains("heads=union");
         // A pool looks at neighbours, which are gone.
         let pools = policy.to_string().contains("pool=5");
         if !relative && !pools {

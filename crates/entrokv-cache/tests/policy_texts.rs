@@ -190,6 +190,8 @@ fn policies_of_token_scores_print_what_they_parse_from() {
         "snapkv:window=64,kernel=7,pool=max,allot=pyramid:20",
         "streaming-llm:recent=16tok",
         "h2o:recent=quarter",
+        "tova:heads=union",
+        "snapkv:kernel=7,heads=entropy,sinks=4",
     ] {
         let policy = parse_policy(text).unwrap();
         assert_eq!(format!("{policy}"), text);
@@ -197,6 +199,12 @@ fn policies_of_token_scores_print_what_they_parse_from() {
     assert_eq!(parse_policy("snapkv:preset=kvpress").unwrap().to_string(), "snapkv:window=64");
     assert!(parse_policy("snapkv:recent=3").unwrap_err().to_string().starts_with("unknown option `recent` of snapkv"));
     assert!(parse_policy("streaming-llm:allot=global").is_err());
+    // No attention is read, so there are no heads to pool.
+    assert!(parse_policy("knorm:heads=max").unwrap_err().to_string().starts_with("unknown option `heads` of knorm"));
+    assert_eq!(
+        parse_policy("h2o:heads=sum").unwrap_err().to_string(),
+        "option `heads` of h2o is own, mean, max, entropy or union, got `sum`"
+    );
     assert!(parse_policy("knorm:preset=official").is_err());
 }
 

@@ -214,6 +214,58 @@ def snap_kv(layer: Layer) -> dict:
     }
 
 
+def taken_by_turns(heads: np.ndarray) -> list[int]:
+    """Tokens in the order in which the heads [heads, tokens] pick them: each its best left, the higher mean first."""
+    means = heads.mean(axis=0)
+    order: list[int] = []
+    for named in np.argsort(-heads, axis=1, kind="stable").T:
+        fresh = [int(s) for s in sorted(set(named.tolist()), key=lambda s: -means[s]) if s not in order]
+        order.extend(fresh)
+    return order
+
+
+def head_pooling(layer: Layer) -> dict:
+    """Query heads of a group scored apart, and the ways to make one score of theirs."""
+    window, sinks, temperature = 8, 4, 0.5
+    rows = by_group(layer.rows)
+    snap = pooled(window_attention(layer, window).mean(axis=2), 5, "average")
+    seen = rows[:, :, -window:].mean(axis=2)
+    read = {
+        "tova": (rows[:, :, -1], rows[:, :, -1]),
+        "h2o": (rows.sum(axis=2), rows.mean(axis=2)),
+        # The window is not pooled along positions.
+        "snapkv": (np.concatenate([snap, seen[:, :, -window:]], axis=2), seen),
+    }
+    cases = []
+    for policy, (scores, observed) in read.items():
+        residual = observed[:, :, sinks:] / observed[:, :, sinks:].sum(axis=2, keepdims=True)
+        weights = softmax(np.log((residual**2).sum(axis=2)) / temperature)
+        ordered = np.sort(np.concatenate([scores, scores.mean(axis=1, keepdims=True)], axis=1), axis=2)
+        assert np.diff(ordered, axis=2).min() > 2e-7 * scores.max(), "scores too near: change the seed"
+        places = [np.argsort(taken_by_turns(heads)) for heads in scores]
+        pools = {
+            "mean": scores.mean(axis=1),
+            "max": scores.max(axis=1),
+            "entropy": (weights[:, :, None] * scores).sum(axis=1),
+            "union": -np.array(places, dtype=float),
+        }
+        for pool, of_group in pools.items():
+            cases.append(scored_case(f"{policy}, {pool}", {"heads": pool, "weights": weights}, of_group, tied=True))
+    return {
+        "policy": "head-pooling",
+        "paper": "arXiv:2610.03135 for the weights",
+        "reads": ["rows"],
+        "departures": [
+            "Each query head is scored as if it were alone: tova by the last row, h2o by the sum of all rows, snapkv by "
+            "the mean of the last 8, pooled over 5 (the window's own tokens as they are).",
+            "entropy: the softmax of minus the collision entropy over 0.5, of the mean of the rows read, without its "
+            "first 4 entries.",
+            "union: minus the place at which the heads, picking by turns, come to the token.",
+        ],
+        "cases": cases,
+    }
+
+
 def tova(layer: Layer) -> dict:
     """The last row, averaged over all query heads: one set for the layer."""
     scores = np.tile(layer.rows[:, -1].mean(axis=0), (NUM_KV_HEADS, 1))

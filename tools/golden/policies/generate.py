@@ -31,6 +31,7 @@ POLICIES = [
     attention.scissorhands,
     attention.fast_gen,
     attention.snap_kv,
+    attention.head_pooling,
     attention.tova,
     attention.expected_attention,
     attention.critical_kv,

@@ -10,7 +10,7 @@ use crate::token_table::TokenTable;
 /// that a piece does not reach yet is 0 either way. (Column sums have been added in f32 by whoever made them; to be
 /// independent of pieces they must come in one.)
 #[derive(Clone, Debug)]
-pub(super) struct PromptRows {
+pub(crate) struct PromptRows {
     row: ObservedRow,
     /// A column of sums a head.
     sums: TokenTable,
@@ -22,12 +22,12 @@ pub(super) struct PromptRows {
 
 impl PromptRows {
     /// No rows of a group of `group_size` heads.
-    pub(super) fn new(row: ObservedRow, group_size: usize) -> Self {
+    pub(crate) fn new(row: ObservedRow, group_size: usize) -> Self {
         Self { row, sums: TokenTable::new(group_size), num_rows: vec![0; group_size], bad_rows: 0 }
     }
 
     /// Adds the rows of a piece, or with `row=last` puts its last row in the place of what was there.
-    pub(super) fn observe(&mut self, rows: AttentionRows<'_>) {
+    pub(crate) fn observe(&mut self, rows: AttentionRows<'_>) {
         let first = match self.row {
             ObservedRow::Last => {
                 self.sums.clear();
@@ -58,14 +58,14 @@ impl PromptRows {
     }
 
     /// Rows dropped in this turn.
-    pub(super) fn bad_rows(&self) -> u64 {
+    pub(crate) fn bad_rows(&self) -> u64 {
         self.bad_rows
     }
 
     /// The mean row of every head, one a column, and which heads have one.
     ///
     /// A head all of whose rows were dropped has zeros.
-    pub(super) fn into_means(mut self) -> (TokenTable, Vec<bool>) {
+    pub(crate) fn into_means(mut self) -> (TokenTable, Vec<bool>) {
         for (head, &num_rows) in self.num_rows.iter().enumerate() {
             for mass in self.sums.column_mut(head) {
                 *mass /= num_rows.max(1) as f64;
@@ -76,7 +76,7 @@ impl PromptRows {
     }
 
     /// Bytes reserved.
-    pub(super) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.sums.bytes() + self.num_rows.capacity() * size_of::<u64>()
     }
 }

@@ -25,7 +25,7 @@ fn axes() -> Axes {
 
 const H2O_OPTIONS: OptionSet<Options<H2o>> = OptionSet {
     policy: H2o::NAME,
-    keys: &[Options::AXES],
+    keys: &[Options::HEADS, Options::AXES],
     without: &[],
     presets: &[],
     default: || Options { method: H2o, axes: axes() },
@@ -33,7 +33,7 @@ const H2O_OPTIONS: OptionSet<Options<H2o>> = OptionSet {
 
 const OBSERVED_OPTIONS: OptionSet<Options<ObservedAttention>> = OptionSet {
     policy: ObservedAttention::NAME,
-    keys: &[Options::AXES],
+    keys: &[Options::HEADS, Options::AXES],
     without: &[],
     presets: &[],
     default: || Options { method: ObservedAttention, axes: axes() },

@@ -68,6 +68,7 @@ const OPTIONS: OptionSet<Options<SnapKv>> = OptionSet {
                 show: |options| spelling(options.method.pool, &POOLS),
             },
         ],
+        Options::HEADS,
         Options::AXES,
     ],
     // The newest pages are those of the window.

@@ -15,7 +15,7 @@ pub struct Tova;
 
 const OPTIONS: OptionSet<Options<Tova>> = OptionSet {
     policy: Tova::NAME,
-    keys: &[Options::AXES],
+    keys: &[Options::HEADS, Options::AXES],
     without: &[],
     presets: &[],
     default: || Options { method: Tova, axes: Axes { sinks: 0, sharing: Sharing::Layer, ..Axes::default() } },
