@@ -2,70 +2,16 @@
 
 #![allow(clippy::unwrap_used)] // a file that does not read is a failed test
 
-use std::fs;
-use std::path::Path;
+#[path = "golden/layer.rs"]
+mod golden_layer;
 
-use entrokv_cache::{
-    AttentionRows, CacheShape, KvGroup, LayerKind, PageSpan, ResidentTokens, RowSource, RowTap, parse_policy,
-    select_pages,
-};
+use entrokv_cache::{parse_policy, select_pages};
+use golden_layer::{GoldenLayer, golden, indices};
 use serde_json::Value;
-
-fn golden(name: &str) -> Value {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/policies").join(format!("{name}.json"));
-    serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
-}
-
-fn floats(value: &Value) -> Vec<f32> {
-    value.as_array().unwrap().iter().map(|x| x.as_f64().unwrap() as f32).collect()
-}
 
 /// Scores `[KV heads][tokens]` that the policy `text` gives the golden tensors.
 fn scores(text: &str) -> Vec<Vec<f32>> {
-    let inputs = golden("inputs");
-    let size = |key: &str| inputs["shape"][key].as_u64().unwrap() as usize;
-    let (num_kv_heads, group_size, head_dim, len) = (size("kv_heads"), size("group"), size("head_dim"), size("tokens"));
-    let shape = CacheShape::new(vec![LayerKind::Global], num_kv_heads, group_size, head_dim, 1).unwrap();
-    let positions: Vec<u32> = (0..len as u32).collect();
-    let pages: Vec<PageSpan> = positions.iter().map(|&first_position| PageSpan { first_position, len: 1 }).collect();
-    let policy = parse_policy(text).unwrap();
-    // `[query heads][tokens][tokens up to the query's]`, padded with what it does not see.
-    let row = |head: usize, query: usize| {
-        let mut row = floats(&inputs["rows"][head][query]);
-        row.resize(len, 0.0);
-        row
-    };
-    (0..num_kv_heads)
-        .map(|kv_head| {
-            let mut scorer = policy.scorer(&shape, KvGroup { layer: 0, kv_head: kv_head as u32 });
-            let first = match policy.needs().prompt {
-                RowTap::None => len,
-                RowTap::Last => len - 1,
-                RowTap::Window(window) => len - window,
-                RowTap::Accumulated => 0,
-            };
-            let heads = kv_head * group_size..(kv_head + 1) * group_size;
-            let rows: Vec<Vec<f32>> =
-                (first..len).map(|query| heads.clone().flat_map(|head| row(head, query)).collect()).collect();
-            let (source, rows) = match policy.needs().prompt {
-                RowTap::Accumulated => {
-                    let sums =
-                        (0..group_size * len).map(|at| rows.iter().map(|row| f64::from(row[at])).sum::<f64>() as f32);
-                    (RowSource::ColumnSums { num_rows: len }, sums.collect())
-                }
-                _ => (RowSource::Prompt, rows.concat()),
-            };
-            scorer.observe(AttentionRows { source, group_size, positions: &positions, rows: &rows });
-            scorer.end_prompt();
-            let vectors =
-                |key: &str| -> Vec<f32> { inputs[key][kv_head].as_array().unwrap().iter().flat_map(floats).collect() };
-            let (keys, values) = (vectors("k"), vectors("v"));
-            let tokens = ResidentTokens { positions: &positions, keys: &keys, values: &values };
-            let mut scores = Vec::new();
-            scorer.score(&pages, tokens, &mut scores);
-            scores
-        })
-        .collect()
+    GoldenLayer::read().scores(&*parse_policy(text).unwrap())
 }
 
 /// What a golden file says of one set of options.
@@ -85,10 +31,9 @@ struct Kept {
 /// The case `case` of the file `name`.
 fn case(name: &str, case: &str, scores_key: &str) -> Case {
     let file = golden(name);
-    let case = file["cases"].as_array().unwrap().iter().find(|entry| entry["name"] == case).unwrap();
+    let case = golden_layer::case(&file, case);
     let optional = |row: &Value| row.as_array().unwrap().iter().map(|x| x.as_f64().map(|x| x as f32)).collect();
     let scores = case[scores_key].as_array().unwrap().iter().map(optional).collect();
-    let indices = |row: &Value| row.as_array().unwrap().iter().map(|x| x.as_u64().unwrap() as usize).collect();
     let kept = case["kept"].as_array().unwrap().iter().map(|entry| {
         let tokens = entry["tokens"].as_array().unwrap().iter().map(indices).collect();
         Kept { count: entry["count"].as_u64().unwrap() as usize, tokens }
