@@ -14,7 +14,9 @@ use std::cmp::{Ordering, Reverse};
 use std::fmt;
 use std::str::FromStr;
 
-use crate::selection::rank;
+use crate::block_prices::{BlockPrices, cheapest_blocks};
+use crate::pyramid::{Pyramid, PyramidForm};
+use crate::selection::{rank, select_pages};
 
 /// How the units of a budget are shared out among KV groups.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -38,15 +40,10 @@ pub enum Allotment {
     },
     /// The best units of all layers and heads stay.
     Global,
-}
-
-/// A pyramid's shape.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Pyramid {
-    /// `beta`, above 1: the last layer keeps a `beta`-th of the mean, where the first has room for the rest.
-    pub steepness: f64,
-    /// Units that every head keeps whatever their scores; a pyramid that would leave a layer fewer is flat.
-    pub window: usize,
+    /// The cheapest units of all layers and heads go, each unit a block of its own (KV-Compress, Rehg 2024): counts as
+    /// [`Global`](Self::Global)'s but that of equals the lower group pays. What blocks of several tokens cost is in
+    /// [`BlockPrices`].
+    Prices,
 }
 
 /// The units of one KV group.
@@ -94,8 +91,8 @@ pub fn pages_of_tokens(scores: &[f32], pinned: &[usize], num_open: usize, page_s
 
 impl Allotment {
     /// Its spellings, in words.
-    pub(crate) const EXPECTED: &'static str = "uniform, global, pyramid or pyramid:B with B above 1, ada-floor:A or \
-         ada-interpolated:A with A from 0 to 1";
+    pub(crate) const EXPECTED: &'static str = "uniform, global, prices, pyramid, pyramid:B or pyramid-official:B with B \
+         above 1, ada-floor:A or ada-interpolated:A with A from 0 to 1";
 
     /// Units that each of `groups` may keep, `keep` on average; `heads_per_layer` groups in a row are one layer.
     ///
@@ -119,39 +116,9 @@ impl Allotment {
             }
             Self::AdaInterpolated { toward } => layers.flat_map(|layer| interpolated(layer, toward, keep)).collect(),
             Self::Global => pooled(groups, 0, keep),
+            Self::Prices => priced(groups, keep),
         };
         counts.into_iter().zip(groups).map(|(count, group)| count.min(group.scores.len())).collect()
-    }
-}
-
-impl Pyramid {
-    /// What SnapKV's successor was published with.
-    pub const STEEPNESS: f64 = 20.0;
-
-    /// Units for each head of `num_layers` layers, of `num_units`, `keep` on average.
-    ///
-    /// `n_l = max - l (max - min) / (L - 1)` with `min = keep / beta`, `max = 2 keep - min`, or, where a head has no more,
-    /// `max = num_units - window`. Rounded to even; should rounding give more than there is, the first layers give it back.
-    /// Where a layer would keep fewer than the window all keep `keep`.
-    #[must_use]
-    pub fn layers(self, num_layers: usize, num_units: usize, keep: usize) -> Vec<usize> {
-        let (mean, window) = (keep as f64, self.window as f64);
-        let mut least = mean / self.steepness;
-        let mut most = 2.0 * mean - least;
-        let room = num_units.saturating_sub(self.window) as f64;
-        if most >= room {
-            (least, most) = (2.0 * mean - room, room);
-        }
-        let holds = num_units as f64 >= most && most >= least && least >= window;
-        if num_layers < 2 || !holds {
-            return vec![keep; num_layers];
-        }
-        let step = (most - least) / (num_layers - 1) as f64;
-        let mut counts: Vec<usize> =
-            (0..num_layers).map(|layer| (most - layer as f64 * step).round_ties_even() as usize).collect();
-        let surplus = counts.iter().sum::<usize>().saturating_sub(keep * num_layers);
-        counts.iter_mut().take(surplus).for_each(|count| *count -= 1);
-        counts
     }
 }
 
@@ -181,6 +148,26 @@ fn pooled(groups: &[GroupUnits<'_>], safe: usize, keep: usize) -> Vec<usize> {
     let mut counts = vec![0; groups.len()];
     units.into_iter().take(total).for_each(|(_, _, group)| counts[group] += 1);
     counts
+}
+
+/// How many units each group has left once the cheapest of all have gone; what a group needs has no price.
+fn priced(groups: &[GroupUnits<'_>], keep: usize) -> Vec<usize> {
+    let prices: Vec<BlockPrices> = groups
+        .iter()
+        .map(|group| {
+            let forced = group.forced().min(keep);
+            // NaN stays what it is, below every number.
+            let mut metrics: Vec<f32> =
+                group.scores.iter().map(|&score| if score > f32::MAX { f32::MAX } else { score }).collect();
+            for unit in &select_pages(group.scores, forced, group.pinned) {
+                metrics[unit] = f32::INFINITY;
+            }
+            BlockPrices::of(&metrics, 1)
+        })
+        .collect();
+    let held: usize = groups.iter().map(|group| group.scores.len()).sum();
+    let freed = cheapest_blocks(&prices, held.saturating_sub(keep * groups.len()));
+    groups.iter().zip(freed).map(|(group, freed)| group.scores.len() - freed).collect()
 }
 
 /// `(1 - toward) c_h + toward keep` of the pooled counts `c_h`, but no fewer than are needed; rounded so that together they are
@@ -217,10 +204,14 @@ impl fmt::Display for Allotment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Uniform => f.write_str("uniform"),
-            Self::Pyramid(pyramid) => write!(f, "pyramid:{}", pyramid.steepness),
+            Self::Pyramid(pyramid) => {
+                let official = if pyramid.form == PyramidForm::Official { "-official" } else { "" };
+                write!(f, "pyramid{official}:{}", pyramid.steepness)
+            }
             Self::AdaFloor { safeguard } => write!(f, "ada-floor:{safeguard}"),
             Self::AdaInterpolated { toward } => write!(f, "ada-interpolated:{toward}"),
             Self::Global => f.write_str("global"),
+            Self::Prices => f.write_str("prices"),
         }
     }
 }
@@ -237,9 +228,11 @@ impl FromStr for Allotment {
         match (word, number) {
             ("uniform", None) => Ok(Self::Uniform),
             ("global", None) => Ok(Self::Global),
-            ("pyramid", None) => Ok(Self::Pyramid(Pyramid { steepness: Pyramid::STEEPNESS, window: 0 })),
-            ("pyramid", Some(steepness)) if steepness > 1.0 && steepness.is_finite() => {
-                Ok(Self::Pyramid(Pyramid { steepness, window: 0 }))
+            ("prices", None) => Ok(Self::Prices),
+            ("pyramid", None) => Ok(Self::Pyramid(Pyramid::new(Pyramid::STEEPNESS, PyramidForm::Kvpress))),
+            ("pyramid" | "pyramid-official", Some(steepness)) if steepness > 1.0 && steepness.is_finite() => {
+                let form = if word == "pyramid" { PyramidForm::Kvpress } else { PyramidForm::Official };
+                Ok(Self::Pyramid(Pyramid::new(steepness, form)))
             }
             ("ada-floor", Some(_)) => Ok(Self::AdaFloor { safeguard: part? }),
             ("ada-interpolated", Some(_)) => Ok(Self::AdaInterpolated { toward: part? }),
@@ -253,9 +246,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::selection::select_pages;
 
-    /// The figures of kvpress for 32 layers: first, second and last layer, and the sum.
     /// The blocks of KV-Compress: of heads whose tokens have these metrics, the cheapest block first.
     #[test]
     fn a_page_of_tokens_costs_its_best_token() {
@@ -268,27 +259,6 @@ mod tests {
         let (pages, pinned) = pages_of_tokens(&head[..6], &[4, 5], 2, 4);
         assert_eq!((pages, pinned), (vec![0.33, f32::INFINITY], vec![1]));
         assert_eq!(pages_of_tokens(&[f32::NAN, 0.1], &[], 0, 1).0[0], 0.1);
-    }
-
-    #[test]
-    fn a_pyramid_has_the_layers_of_its_reference() {
-        let pyramid = Pyramid { steepness: Pyramid::STEEPNESS, window: 64 };
-        let cases: [(usize, usize, [usize; 3], usize); 7] = [
-            (4096, 3072, [4032, 3970, 2112], 98_304),
-            (4096, 2048, [3994, 3868, 102], 65_536),
-            (4096, 1024, [1024, 1024, 1024], 32_768),
-            (4096, 512, [512, 512, 512], 16_384),
-            (16_384, 4096, [7987, 7736, 205], 131_072),
-            (3900, 1950, [3802, 3683, 98], 62_400),
-            (70, 35, [35, 35, 35], 1120),
-        ];
-        for (num_units, keep, [first, second, last], sum) in cases {
-            let layers = pyramid.layers(32, num_units, keep);
-            assert_eq!([layers[0], layers[1], layers[31]], [first, second, last], "{keep} of {num_units}");
-            assert_eq!(layers.iter().sum::<usize>(), sum);
-        }
-        assert_eq!(pyramid.layers(1, 4096, 2048), [2048], "one layer is no series");
-        assert_eq!(pyramid.layers(0, 4096, 2048), []);
     }
 
     #[test]
@@ -306,6 +276,7 @@ mod tests {
         assert_eq!(counts(Allotment::AdaInterpolated { toward: 1.0 }), [100; 4]);
         assert_eq!(counts(Allotment::Uniform), [100; 4]);
         assert_eq!(counts(Allotment::Global), raw);
+        assert_eq!(counts(Allotment::Prices), raw);
     }
 
     #[test]
@@ -333,15 +304,41 @@ mod tests {
         assert_eq!(Allotment::Global.counts(&groups[..1], 1, 1), [1]);
         let unpinned = groups.map(|group| GroupUnits { pinned: &[], ..group });
         assert_eq!(Allotment::Global.counts(&unpinned, 1, 2), [1, 3]);
+        for (groups, expected) in [(groups, [2, 2]), (unpinned, [1, 3])] {
+            assert_eq!(Allotment::Prices.counts(&groups, 1, 2), expected);
+        }
+        // Of equals the lower group keeps its unit in a pool, and pays for it where units have a price.
+        let equals = [[1.0, 1.0], [1.0, 1.0]];
+        let groups = [0, 1].map(|group: usize| GroupUnits { scores: &equals[group], pinned: &[], least: 0 });
+        assert_eq!(Allotment::Global.counts(&groups, 1, 1), [2, 0]);
+        assert_eq!(Allotment::Prices.counts(&groups, 1, 1), [0, 2]);
     }
 
     #[test]
     fn allotments_print_what_they_parse_from() {
-        for text in ["uniform", "global", "pyramid:20", "pyramid:1.5", "ada-floor:0.2", "ada-interpolated:1"] {
+        for text in [
+            "uniform",
+            "global",
+            "pyramid:20",
+            "pyramid:1.5",
+            "pyramid-official:20",
+            "prices",
+            "ada-floor:0.2",
+            "ada-interpolated:1",
+        ] {
             assert_eq!(text.parse::<Allotment>().unwrap().to_string(), text);
         }
-        for text in ["", "ada-floor", "ada-floor:1.1", "pyramid:1", "pyramid:inf", "uniform:2", "ada-interpolated:NaN"]
-        {
+        for text in [
+            "",
+            "ada-floor",
+            "ada-floor:1.1",
+            "pyramid:1",
+            "pyramid:inf",
+            "uniform:2",
+            "ada-interpolated:NaN",
+            "prices:4",
+            "pyramid-official",
+        ] {
             assert_eq!(text.parse::<Allotment>(), Err(()), "{text}");
         }
     }
@@ -350,10 +347,14 @@ mod tests {
         let part = 0.0..=1.0;
         prop_oneof![
             Just(Allotment::Uniform),
-            (1.5..40.0, 0..4_usize).prop_map(|(steepness, window)| Allotment::Pyramid(Pyramid { steepness, window })),
+            (1.5..40.0, 0..4_usize, any::<bool>()).prop_map(|(steepness, window, official)| {
+                let form = if official { PyramidForm::Official } else { PyramidForm::Kvpress };
+                Allotment::Pyramid(Pyramid { window, ..Pyramid::new(steepness, form) })
+            }),
             part.clone().prop_map(|safeguard| Allotment::AdaFloor { safeguard }),
             part.prop_map(|toward| Allotment::AdaInterpolated { toward }),
             Just(Allotment::Global),
+            Just(Allotment::Prices),
         ]
     }
 
@@ -376,9 +377,10 @@ mod tests {
         #[test]
         fn what_a_group_needs_is_always_allotted(scores in scores(6), keep in 3..12_usize, safeguard in 0.0..=1.0) {
             let groups: Vec<GroupUnits<'_>> = scores.iter().map(|scores| GroupUnits { scores, pinned: &[0, 5], least: 3 }).collect();
-            let pyramid = Allotment::Pyramid(Pyramid { steepness: 1.0 + 20.0 * safeguard, window: 0 });
+            let pyramids = [PyramidForm::Kvpress, PyramidForm::Official]
+                .map(|form| Allotment::Pyramid(Pyramid::new(1.0 + 20.0 * safeguard, form)));
             let ada = [Allotment::AdaFloor { safeguard }, Allotment::AdaInterpolated { toward: safeguard }];
-            for allotment in [Allotment::Uniform, Allotment::Global, pyramid].into_iter().chain(ada) {
+            for allotment in [Allotment::Uniform, Allotment::Global, Allotment::Prices].into_iter().chain(pyramids).chain(ada) {
                 let counts = allotment.counts(&groups, 3, keep);
                 prop_assert!(counts.iter().all(|&count| count >= 3), "{} {:?}", allotment, counts);
                 prop_assert!(counts.iter().sum::<usize>() <= 6 * keep);

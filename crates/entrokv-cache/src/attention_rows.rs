@@ -3,7 +3,7 @@
 //! Invariants (upheld by whoever observes, relied on by every scorer):
 //! 1. `positions` is ascending and holds resident tokens only; after an eviction it has gaps.
 //! 2. A row's entry is the attention mass of one query head on one token; tokens after the row's query have mass 0.
-//! 3. Pieces of one prompt arrive in ascending row order.
+//! 3. Pieces of one prompt arrive in ascending row order, and the columns of a piece end with its last row's own token.
 
 use crate::resident_tokens::TokenTap;
 
@@ -31,6 +31,17 @@ impl<'a> AttentionRows<'a> {
         let columns = self.positions.len();
         let start = (row * self.group_size + head) * columns;
         &self.rows[start..start + columns]
+    }
+
+    /// Number of columns that the query of row `row` sees: those up to its own token.
+    ///
+    /// Column sums are of many queries; all is seen by some.
+    #[must_use]
+    pub fn num_seen(&self, row: usize) -> usize {
+        match self.source {
+            RowSource::Prompt => self.positions.len() + row + 1 - self.num_rows(),
+            RowSource::Step | RowSource::ColumnSums { .. } => self.positions.len(),
+        }
     }
 
     /// Number of rows stored in `rows` (1 for column sums, however many queries they sum).

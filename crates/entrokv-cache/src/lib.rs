@@ -11,6 +11,7 @@
 
 pub mod allotment;
 pub mod attention_rows;
+pub mod block_prices;
 pub mod budget;
 pub mod certificate;
 pub mod encoding;
@@ -18,7 +19,6 @@ pub mod entropy;
 pub mod head_pooling;
 mod headwise_scorer;
 pub mod kv_cache;
-pub mod mean_pages;
 pub mod overlap;
 pub mod page;
 pub mod page_cost;
@@ -29,6 +29,8 @@ pub mod policies;
 pub mod policy;
 mod policy_options;
 pub mod pool;
+pub mod pooled_pages;
+pub mod pyramid;
 pub mod resident_tokens;
 pub mod schedule;
 pub mod selection;
@@ -36,8 +38,9 @@ pub mod shape;
 pub mod token_policy;
 mod token_table;
 
-pub use allotment::{Allotment, GroupUnits, Pyramid, pages_of_tokens};
+pub use allotment::{Allotment, GroupUnits, pages_of_tokens};
 pub use attention_rows::{AttentionRows, PageSpan, RowSource, RowTap, Taps};
+pub use block_prices::{BlockPrices, cheapest_blocks};
 pub use budget::{Budget, BudgetError, BudgetParseError, Ratio, RatioError, ResolvedBudget};
 pub use certificate::{Certificates, FiniteContext};
 pub use encoding::{Encoding, EncodingError};
@@ -46,7 +49,6 @@ pub use head_pooling::HeadPooling;
 pub use kv_cache::{
     Applied, FateError, Footprint, KindFootprint, KvCache, PageFate, PageMove, PagePlace, ResidentPage, Slot,
 };
-pub use mean_pages::MeanPages;
 pub use overlap::{Overlap, OverlapError};
 pub use page::PageIndex;
 pub use page_cost::PageCost;
@@ -57,6 +59,8 @@ pub use page_kind::{KindShapeError, PageKind, PageKindError};
 pub use pins::{OpenPage, Pins, RecentPages};
 pub use policy::{EvictionPolicy, Granularity, POLICIES, PageScorer, PolicyEntry, PolicyError, Sharing, parse_policy};
 pub use pool::{ClassUsage, Frame, PagePool, PoolExhausted};
+pub use pooled_pages::PooledPages;
+pub use pyramid::{Pyramid, PyramidForm};
 pub use resident_tokens::{ResidentTokens, TokenTap};
 pub use schedule::Schedule;
 pub use selection::{PageSet, pages_to_evict, select_pages, select_tokens};

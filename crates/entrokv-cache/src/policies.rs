@@ -3,26 +3,34 @@
 //! All of them decide about pages here and free what they evict. What a paper decides about tokens is projected on pages by
 //! the axis `block`; what it leaves open while decoding is said where it is settled.
 
+mod ada_kv;
 mod cur;
 mod h2o;
 mod k_norm;
 mod key_diff;
 mod lag_kv;
 mod paged_eviction;
+mod pool_kind;
+mod pyramid_kv;
 mod random;
+mod rocket_kv;
 mod row_sums;
 mod snap_kv;
 mod streaming_llm;
 mod tova;
 
+pub use ada_kv::AdaKv;
 pub use cur::{Cur, CurCombine};
 pub use h2o::{H2o, ObservedAttention};
 pub use k_norm::KNorm;
 pub use key_diff::KeyDiff;
 pub use lag_kv::LagKv;
 pub use paged_eviction::PagedEviction;
+pub use pool_kind::PoolKind;
+pub use pyramid_kv::PyramidKv;
 pub use random::Random;
-pub use snap_kv::{PoolKind, SnapKv};
+pub use rocket_kv::{RocketKv, RocketPlan};
+pub use snap_kv::SnapKv;
 pub use streaming_llm::StreamingLlm;
 pub use tova::Tova;
 

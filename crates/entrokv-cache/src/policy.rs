@@ -10,12 +10,13 @@ use thiserror::Error;
 
 use crate::allotment::Allotment;
 use crate::attention_rows::{AttentionRows, PageSpan, Taps};
-use crate::mean_pages::MeanPages;
 use crate::page_entro_kv::PageEntroKv;
 use crate::pins::Pins;
 use crate::policies::{
-    Cur, H2o, KNorm, KeyDiff, LagKv, ObservedAttention, PagedEviction, Random, SnapKv, StreamingLlm, Tova,
+    AdaKv, Cur, H2o, KNorm, KeyDiff, LagKv, ObservedAttention, PagedEviction, PyramidKv, Random, RocketKv, SnapKv,
+    StreamingLlm, Tova,
 };
+use crate::pooled_pages::PooledPages;
 use crate::resident_tokens::ResidentTokens;
 use crate::shape::{CacheShape, KvGroup};
 
@@ -146,9 +147,11 @@ const fn entry(name: &'static str, paper: &'static str, parse: Parse) -> PolicyE
 /// The policies [`parse_policy`] knows.
 pub const POLICIES: &[PolicyEntry] = &[
     entry(PageEntroKv::NAME, "Page-EntroKV, arXiv 2610.03135", |options| Ok(Box::new(PageEntroKv::parse(options)?))),
-    entry(MeanPages::NAME, "the baseline of Page-EntroKV, arXiv 2610.03135", |options| {
-        Ok(Box::new(MeanPages::parse(options)?))
+    entry(PooledPages::MEAN, "the baseline of Page-EntroKV, arXiv 2610.03135", |options| {
+        Ok(Box::new(PooledPages::mean(options)?))
     }),
+    entry(PooledPages::MAX, "the same with the largest head", |options| Ok(Box::new(PooledPages::max(options)?))),
+    entry(AdaKv::NAME, "Ada-KV, Feng et al. 2024", AdaKv::parse),
     entry(Cur::NAME, "CurDKV, Sengupta et al. 2025", Cur::parse),
     entry(H2o::NAME, "H2O, Zhang et al. 2023", H2o::parse),
     entry(KeyDiff::NAME, "KeyDiff, Park et al. 2025", KeyDiff::parse),
@@ -156,7 +159,9 @@ pub const POLICIES: &[PolicyEntry] = &[
     entry(LagKv::NAME, "LagKV, Liang et al. 2025", LagKv::parse),
     entry(ObservedAttention::NAME, "the average form of H2O in kvpress", ObservedAttention::parse),
     entry(PagedEviction::NAME, "PagedEviction, Chitty-Venkata et al. 2025", PagedEviction::parse),
+    entry(PyramidKv::NAME, "PyramidKV, Cai et al. 2024", PyramidKv::parse),
     entry(Random::NAME, "none: a baseline", Random::parse),
+    entry(RocketKv::NAME, "RocketKV stage 1, Behnam et al. 2025", RocketKv::parse),
     entry(SnapKv::NAME, "SnapKV, Li et al. 2024", SnapKv::parse),
     entry(StreamingLlm::NAME, "StreamingLLM, Xiao et al. 2023", StreamingLlm::parse),
     entry(Tova::NAME, "TOVA, Oren et al. 2024", Tova::parse),

@@ -133,7 +133,7 @@ impl<M: TokenMethod + 'static> OptionSet<Options<M>> {
     /// The policy of a method with these options.
     pub(crate) fn policy(&self, options: Options<M>) -> Box<dyn EvictionPolicy> {
         let text = fmt::from_fn(|f| self.write(&options, f)).to_string();
-        Box::new(TokenPolicy::spelled(options.method, options.axes, text))
+        Box::new(TokenPolicy::spelled(self.policy, options.method, options.axes, text))
     }
 }
 

@@ -164,6 +164,7 @@ impl<M: 'static> Options<M> {
 pub struct TokenPolicy {
     method: Arc<dyn TokenMethod>,
     axes: Axes,
+    name: String,
     /// The canonical text.
     text: String,
 }
@@ -172,13 +173,13 @@ impl TokenPolicy {
     /// The policy that evicts by `method`'s scores. It shows itself as the method's name alone.
     #[must_use]
     pub fn new(method: impl TokenMethod + 'static, axes: Axes) -> Self {
-        let text = method.name().to_owned();
-        Self { method: Arc::new(method), axes, text }
+        let name = method.name().to_owned();
+        Self { method: Arc::new(method), axes, text: name.clone(), name }
     }
 
-    /// The same, with the text that it was read from.
-    pub(crate) fn spelled(method: impl TokenMethod + 'static, axes: Axes, text: String) -> Self {
-        Self { text, ..Self::new(method, axes) }
+    /// The same under the name by which it was called, which may be another than its method's, and with its canonical text.
+    pub(crate) fn spelled(name: &str, method: impl TokenMethod + 'static, axes: Axes, text: String) -> Self {
+        Self { name: name.to_owned(), text, ..Self::new(method, axes) }
     }
 }
 
@@ -191,7 +192,7 @@ impl fmt::Display for TokenPolicy {
 
 impl EvictionPolicy for TokenPolicy {
     fn name(&self) -> &str {
-        self.method.name()
+        &self.name
     }
 
     fn needs(&self) -> Taps {

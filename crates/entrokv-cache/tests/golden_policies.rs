@@ -56,6 +56,27 @@ fn assert_close(got: &[Vec<f32>], expected: &[Vec<Option<f32>>], what: &str) {
     assert!(compared > 20, "{what}: {compared} scores compared");
 }
 
+/// Tokens kept by `got` are those of the reference, except where equals stand on both sides of the cut: they go by age there, and
+/// pages by their place.
+#[track_caller]
+fn assert_kept(got: &[Vec<f32>], expected: &[Vec<Option<f32>>], kept: Vec<Kept>, what: &str) {
+    let mut compared = 0;
+    for Kept { count, tokens } in kept {
+        for ((scores, expected), kept) in got.iter().zip(expected).zip(tokens) {
+            let mut ranked: Vec<f32> = scores.iter().zip(expected).filter_map(|(s, e)| e.map(|_| *s)).collect();
+            ranked.sort_by(|a, b| b.total_cmp(a));
+            let protected: Vec<usize> = (0..scores.len()).filter(|&token| expected[token].is_none()).collect();
+            let free = count - protected.len().min(count);
+            if free == 0 || free < ranked.len() && ranked[free - 1] == ranked[free] {
+                continue;
+            }
+            assert_eq!(select_pages(scores, count, &protected).as_slice(), kept, "{what}, {count} tokens");
+            compared += 1;
+        }
+    }
+    assert!(compared > 0, "{what}: no cut is clear");
+}
+
 #[test]
 fn scores_and_kept_tokens_are_those_of_the_reference() {
     let cases = [
@@ -80,19 +101,7 @@ fn scores_and_kept_tokens_are_those_of_the_reference() {
         let got = scores(text);
         let Case { scores: expected, kept } = case(file, name, "scores");
         assert_close(&got, &expected, text);
-        for Kept { count, tokens } in kept {
-            for ((scores, expected), kept) in got.iter().zip(&expected).zip(tokens) {
-                // Equals at the boundary: tokens go by age there, pages by their place.
-                let mut ranked: Vec<f32> = scores.iter().zip(expected).filter_map(|(s, e)| e.map(|_| *s)).collect();
-                ranked.sort_by(|a, b| b.total_cmp(a));
-                let protected: Vec<usize> = (0..scores.len()).filter(|&token| expected[token].is_none()).collect();
-                let free = count - protected.len().min(count);
-                if free == 0 || free < ranked.len() && ranked[free - 1] == ranked[free] {
-                    continue;
-                }
-                assert_eq!(select_pages(scores, count, &protected).as_slice(), kept, "{text}, {count} tokens");
-            }
-        }
+        assert_kept(&got, &expected, kept, text);
     }
 }
 
@@ -104,6 +113,43 @@ fn sums_over_heads_are_means_times_their_number() {
     assert_close(&got, &expected, "h2o");
 }
 
+/// What pools a neighbourhood of 9 there pools one of 63 by default; the reference sums where means are taken.
+#[test]
+fn the_first_stage_of_rocketkv_ranks_as_its_reference() {
+    let Case { scores: expected, kept } = case("rocket-kv", "stage 1", "scores");
+    let got = scores("rocketkv:window=8,kernel=9");
+    let sums: Vec<Vec<f32>> = got.iter().map(|row| row.iter().map(|score| score * 24.0).collect()).collect();
+    assert_close(&sums, &expected, "rocketkv");
+    assert_kept(&got, &expected, kept, "rocketkv");
+}
+
+#[test]
+fn pages_are_pooled_as_by_the_reference() {
+    let layer = GoldenLayer::read();
+    let file = golden("pooled-pages");
+    for (name, text) in [
+        ("mean of a page, last row", "mean-pages:block=mean"),
+        ("max of a page, last row", "mean-pages"),
+        ("mean of a page, last 8 rows", "mean-pages:row=window:8,block=mean"),
+        ("max of a page, last 8 rows", "mean-pages:row=window:8"),
+    ] {
+        let got = layer.page_scores(&*parse_policy(text).unwrap(), 8);
+        let case = golden_layer::case(&file, name);
+        let mut compared = 0;
+        for (head, (got, expected)) in got.iter().zip(case["scores"].as_array().unwrap()).enumerate() {
+            for (got, expected) in got.iter().zip(golden_layer::floats(expected)) {
+                assert!((got - expected).abs() <= 1e-6 * expected.abs(), "{text}: {got} for {expected}");
+                compared += 1;
+            }
+            for point in case["kept"].as_array().unwrap() {
+                let count = point["pages"].as_u64().unwrap() as usize;
+                assert_eq!(select_pages(got, count, &[]).as_slice(), indices(&point["kept"][head]), "{text}");
+            }
+        }
+        assert_eq!(compared, 12);
+    }
+}
+
 #[test]
 fn query_heads_are_pooled_as_by_the_reference() {
     for policy in ["tova", "h2o", "snapkv"] {
@@ -113,11 +159,7 @@ fn query_heads_are_pooled_as_by_the_reference() {
             let Case { scores: expected, kept } = case("head-pooling", &format!("{policy}, {heads}"), "scores");
             let got = scores(&text);
             assert_close(&got, &expected, &text);
-            for Kept { count, tokens } in kept {
-                for (scores, tokens) in got.iter().zip(tokens) {
-                    assert_eq!(select_pages(scores, count, &[]).as_slice(), tokens, "{text}, {count} tokens");
-                }
-            }
+            assert_kept(&got, &expected, kept, &text);
         }
     }
 }

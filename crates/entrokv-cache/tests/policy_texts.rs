@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)] // what does not parse here is a failed test
 
 use entrokv_cache::{
-    Allotment, BlockProjection, Granularity, MeanPages, ObservedRow, POLICIES, PageEntroKv, PageEntroKvOptions, PoolOn,
+    Allotment, BlockProjection, Granularity, ObservedRow, POLICIES, PageEntroKv, PageEntroKvOptions, PoolOn, PooledPages,
     Pooling, RecentPages, RenyiOrder, RowTap, Schedule, Taps, TokenTap, parse_policy,
 };
 
@@ -94,21 +94,23 @@ fn policies_say_what_they_need() {
 }
 
 #[test]
-fn the_mean_is_the_mean_whatever_the_preset() {
+fn the_mean_is_the_mean_and_the_maximum_the_maximum_whatever_the_preset() {
     for text in [None, Some("preset=serving"), Some("preset=paper")] {
-        let policy = MeanPages::parse(text).unwrap();
-        assert_eq!(policy.options().pooling, Pooling::Mean, "{text:?}");
+        assert_eq!(PooledPages::mean(text).unwrap().options().pooling, Pooling::Mean, "{text:?}");
+        assert_eq!(PooledPages::max(text).unwrap().options().pooling, Pooling::Max, "{text:?}");
     }
-    let serving = MeanPages::parse(Some("preset=serving")).unwrap();
+    let serving = PooledPages::mean(Some("preset=serving")).unwrap();
     assert_eq!(serving.to_string(), "mean-pages:row=window:32,pool=5,recent=quarter");
-    assert_eq!(MeanPages::parse(Some("row=window:32,pool=5,recent=quarter")).unwrap(), serving);
+    let again = PooledPages::mean(Some("row=window:32,pool=5,recent=quarter")).unwrap();
+    assert_eq!(again.options(), serving.options());
+    assert_eq!(PooledPages::max(Some("block=sum")).unwrap().to_string(), "max-pages:block=sum");
 }
 
 #[test]
 fn wrong_spellings_say_what_would_be_right() {
     let refused = |text: &str| parse_policy(text).unwrap_err().to_string();
-    let known = "page-entro-kv, mean-pages, cur, h2o, keydiff, knorm, lagkv, observed-attention, paged-eviction, random, \
-                 snapkv, streaming-llm, tova";
+    let known = "page-entro-kv, mean-pages, max-pages, ada-kv, cur, h2o, keydiff, knorm, lagkv, observed-attention, \
+                 paged-eviction, pyramid-kv, random, rocketkv, snapkv, streaming-llm, tova";
     assert_eq!(refused("h3o"), format!("unknown policy `h3o`; known are {known}"));
     assert_eq!(refused(""), format!("unknown policy ``; known are {known}"));
     assert_eq!(refused("none"), format!("`none` keeps every page and is not a policy; known are {known}"));
@@ -118,8 +120,8 @@ fn wrong_spellings_say_what_would_be_right() {
         ("lagkv:lag=1", "option `lag` of lagkv is a number of tokens, 2 or more, got `1`"),
         (
             "knorm:allot=ada-floor:2",
-            "option `allot` of knorm is uniform, global, pyramid or pyramid:B with B above 1, ada-floor:A or \
-             ada-interpolated:A with A from 0 to 1, got `ada-floor:2`",
+            "option `allot` of knorm is uniform, global, prices, pyramid, pyramid:B or pyramid-official:B with B above 1, \
+             ada-floor:A or ada-interpolated:A with A from 0 to 1, got `ada-floor:2`",
         ),
         ("page-entro-kv:tau=0", "option `tau` of page-entro-kv is a temperature above 0, or inf, got `0`"),
         ("page-entro-kv:tau=NaN", "option `tau` of page-entro-kv is a temperature above 0, or inf, got `NaN`"),
@@ -192,11 +194,21 @@ fn policies_of_token_scores_print_what_they_parse_from() {
         "h2o:recent=quarter",
         "tova:heads=union",
         "snapkv:kernel=7,heads=entropy,sinks=4",
+        "pyramid-kv:window=16,allot=pyramid:4",
+        "ada-kv:pool=avg,allot=ada-interpolated:0.5",
+        "rocketkv:kernel=31",
     ] {
         let policy = parse_policy(text).unwrap();
         assert_eq!(format!("{policy}"), text);
     }
     assert_eq!(parse_policy("snapkv:preset=kvpress").unwrap().to_string(), "snapkv:window=64");
+    for (preset, text) in [
+        ("pyramid-kv:preset=kvpress", "pyramid-kv:window=64"),
+        ("pyramid-kv:preset=official", "pyramid-kv:window=8,kernel=7,pool=max,allot=pyramid-official:20"),
+        ("ada-kv:preset=kvpress", "ada-kv:window=64,kernel=5,pool=avg,allot=ada-floor:0.2"),
+    ] {
+        assert_eq!(parse_policy(preset).unwrap().to_string(), text);
+    }
     assert!(parse_policy("snapkv:recent=3").unwrap_err().to_string().starts_with("unknown option `recent` of snapkv"));
     assert!(parse_policy("streaming-llm:allot=global").is_err());
     // No attention is read, so there are no heads to pool.

@@ -1,5 +1,6 @@
 //! SnapKV: what the last queries of the prompt attend to stays, with its neighbourhood.
 
+use super::pool_kind::{ODD_KERNEL, POOLS, PoolKind, odd_kernel};
 use super::row_sums::RowSums;
 use crate::attention_rows::{AttentionRows, RowSource, RowTap, Taps};
 use crate::pins::RecentPages;
@@ -24,17 +25,6 @@ pub struct SnapKv {
     pub pool: PoolKind,
 }
 
-/// How neighbouring scores become one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PoolKind {
-    /// Their mean, tokens beyond the ends counting 0.
-    Average,
-    /// The largest.
-    Max,
-}
-
-const POOLS: [(&str, PoolKind); 2] = [("avg", PoolKind::Average), ("max", PoolKind::Max)];
-
 impl Default for SnapKv {
     fn default() -> Self {
         Self { window: 32, kernel: 5, pool: PoolKind::Average }
@@ -43,36 +33,8 @@ impl Default for SnapKv {
 
 const OPTIONS: OptionSet<Options<SnapKv>> = OptionSet {
     policy: SnapKv::NAME,
-    keys: &[
-        &[
-            OptionKey {
-                key: "window",
-                expected: "a number of queries, 1 or more",
-                read: |options, text| at_least(text, 1).map(|window| options.method.window = window),
-                show: |options| options.method.window.to_string(),
-            },
-            OptionKey {
-                key: "kernel",
-                expected: "an odd number of tokens from 1 to 255",
-                read: |options, text| {
-                    let kernel = text.parse().ok().filter(|kernel| kernel % 2 == 1 && *kernel <= 255)?;
-                    options.method.kernel = kernel;
-                    Some(())
-                },
-                show: |options| options.method.kernel.to_string(),
-            },
-            OptionKey {
-                key: "pool",
-                expected: "avg or max",
-                read: |options, text| word(text, &POOLS).map(|pool| options.method.pool = pool),
-                show: |options| spelling(options.method.pool, &POOLS),
-            },
-        ],
-        Options::HEADS,
-        Options::AXES,
-    ],
-    // The newest pages are those of the window.
-    without: &["recent"],
+    keys: &[SnapKv::KEYS, Options::HEADS, Options::AXES],
+    without: SnapKv::WITHOUT,
     presets: &[
         ("official", || Options { method: SnapKv::default(), axes: SnapKv::axes() }),
         ("kvpress", || Options { method: SnapKv { window: 64, ..SnapKv::default() }, axes: SnapKv::axes() }),
@@ -84,15 +46,48 @@ impl SnapKv {
     /// The policy's name on a command line.
     pub const NAME: &'static str = "snapkv";
 
+    /// Its own options, in canonical order.
+    pub(super) const KEYS: &'static [OptionKey<Options<Self>>] = &[
+        OptionKey {
+            key: "window",
+            expected: "a number of queries, 1 or more",
+            read: |options, text| at_least(text, 1).map(|window| options.method.window = window),
+            show: |options| options.method.window.to_string(),
+        },
+        OptionKey {
+            key: "kernel",
+            expected: ODD_KERNEL,
+            read: |options, text| odd_kernel(text).map(|kernel| options.method.kernel = kernel),
+            show: |options| options.method.kernel.to_string(),
+        },
+        OptionKey {
+            key: "pool",
+            expected: "avg or max",
+            read: |options, text| word(text, &POOLS).map(|pool| options.method.pool = pool),
+            show: |options| spelling(options.method.pool, &POOLS),
+        },
+    ];
+
+    /// The newest pages are those of the window.
+    pub(super) const WITHOUT: &'static [&'static str] = &["recent"];
+
     /// The window is all that stays whatever its scores.
-    fn axes() -> Axes {
+    pub(super) fn axes() -> Axes {
         Axes { sinks: 0, ..Axes::default() }
     }
 
     pub(crate) fn parse(options: Option<&str>) -> Result<Box<dyn EvictionPolicy>, PolicyError> {
-        let mut options = OPTIONS.parse(options)?;
+        Self::parse_as(&OPTIONS, options)
+    }
+
+    /// The policy of a set of options that ends in SnapKV's scores.
+    pub(super) fn parse_as(
+        set: &OptionSet<Options<Self>>,
+        options: Option<&str>,
+    ) -> Result<Box<dyn EvictionPolicy>, PolicyError> {
+        let mut options = set.parse(options)?;
         options.axes.recent = RecentPages::Tokens(options.method.window);
-        Ok(OPTIONS.policy(options))
+        Ok(set.policy(options))
     }
 }
 
@@ -139,7 +134,8 @@ impl TokenScorer for SnapKvScorer {
         self.rows.sums_mut().iter_mut().for_each(|sum| *sum /= num_rows);
         let num_before = self.rows.sums().len().saturating_sub(self.options.window);
         let positions = &self.rows.positions()[..num_before];
-        let pooled = pooled(positions, &self.rows.sums()[..num_before], self.options.kernel, self.options.pool);
+        let before = &self.rows.sums()[..num_before];
+        let pooled = self.options.pool.along(positions, before, self.options.kernel);
         self.rows.sums_mut()[..num_before].copy_from_slice(&pooled);
     }
 
@@ -157,42 +153,5 @@ impl TokenScorer for SnapKvScorer {
 
     fn state_bytes(&self) -> u64 {
         self.rows.bytes()
-    }
-}
-
-/// `values` pooled along `positions` (ascending) with an odd `kernel`: neighbours are those within half of it, and where there is
-/// none a mean counts 0.
-fn pooled(positions: &[u32], values: &[f64], kernel: usize, kind: PoolKind) -> Vec<f64> {
-    let reach = (kernel / 2) as u32;
-    let (mut start, mut end) = (0, 0);
-    positions
-        .iter()
-        .map(|&position| {
-            start += positions[start..].iter().take_while(|&&other| other < position.saturating_sub(reach)).count();
-            end += positions[end..].iter().take_while(|&&other| other <= position.saturating_add(reach)).count();
-            let near = values[start..end].iter().copied();
-            match kind {
-                PoolKind::Average => near.sum::<f64>() / kernel as f64,
-                PoolKind::Max => near.fold(0.0, f64::max),
-            }
-        })
-        .collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn averages_count_what_lies_beyond_the_ends_as_nothing() {
-        let pool = |values: &[f64], kernel, kind| {
-            let positions: Vec<u32> = (0..values.len() as u32).collect();
-            pooled(&positions, values, kernel, kind)
-        };
-        assert_eq!(pool(&[1.0; 6], 5, PoolKind::Average), [0.6, 0.8, 1.0, 1.0, 0.8, 0.6]);
-        assert_eq!(pool(&[0.0, 3.0, 1.0, 0.0, 0.0], 3, PoolKind::Max), [3.0, 3.0, 3.0, 1.0, 0.0]);
-        assert_eq!(pool(&[0.5, 0.25], 1, PoolKind::Average), [0.5, 0.25]);
-        // After an eviction only neighbours in position are neighbours.
-        assert_eq!(pooled(&[0, 7, 8], &[1.0, 1.0, 1.0], 3, PoolKind::Average), [1.0, 2.0, 2.0].map(|x| x / 3.0));
     }
 }
