@@ -5,33 +5,45 @@
 
 mod ada_kv;
 mod cur;
+mod fast_gen;
 mod h2o;
+mod head_mean;
 mod k_norm;
 mod key_diff;
+mod kv_compress;
 mod lag_kv;
 mod paged_eviction;
 mod pool_kind;
 mod pyramid_kv;
+mod r_kv;
 mod random;
 mod rocket_kv;
+mod row_history;
 mod row_sums;
+mod scissorhands;
 mod snap_kv;
 mod streaming_llm;
+mod token_part;
 mod tova;
 
 pub use ada_kv::AdaKv;
 pub use cur::{Cur, CurCombine};
+pub use fast_gen::FastGen;
 pub use h2o::{H2o, ObservedAttention};
 pub use k_norm::KNorm;
 pub use key_diff::KeyDiff;
+pub use kv_compress::KvCompress;
 pub use lag_kv::LagKv;
 pub use paged_eviction::PagedEviction;
 pub use pool_kind::PoolKind;
 pub use pyramid_kv::PyramidKv;
+pub use r_kv::RKv;
 pub use random::Random;
 pub use rocket_kv::{RocketKv, RocketPlan};
+pub use scissorhands::{Scissorhands, ShareCount};
 pub use snap_kv::SnapKv;
 pub use streaming_llm::StreamingLlm;
+pub use token_part::TokenPart;
 pub use tova::Tova;
 
 /// `sqrt(sum x_i^2)`, summed in f64.

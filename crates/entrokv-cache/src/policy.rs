@@ -13,8 +13,8 @@ use crate::attention_rows::{AttentionRows, PageSpan, Taps};
 use crate::page_entro_kv::PageEntroKv;
 use crate::pins::Pins;
 use crate::policies::{
-    AdaKv, Cur, H2o, KNorm, KeyDiff, LagKv, ObservedAttention, PagedEviction, PyramidKv, Random, RocketKv, SnapKv,
-    StreamingLlm, Tova,
+    AdaKv, Cur, FastGen, H2o, KNorm, KeyDiff, KvCompress, LagKv, ObservedAttention, PagedEviction, PyramidKv, RKv,
+    Random, RocketKv, Scissorhands, SnapKv, StreamingLlm, Tova,
 };
 use crate::pooled_pages::PooledPages;
 use crate::resident_tokens::ResidentTokens;
@@ -153,15 +153,19 @@ pub const POLICIES: &[PolicyEntry] = &[
     entry(PooledPages::MAX, "the same with the largest head", |options| Ok(Box::new(PooledPages::max(options)?))),
     entry(AdaKv::NAME, "Ada-KV, Feng et al. 2024", AdaKv::parse),
     entry(Cur::NAME, "CurDKV, Sengupta et al. 2025", Cur::parse),
+    entry(FastGen::NAME, "FastGen, Ge et al. 2024", FastGen::parse),
     entry(H2o::NAME, "H2O, Zhang et al. 2023", H2o::parse),
     entry(KeyDiff::NAME, "KeyDiff, Park et al. 2025", KeyDiff::parse),
     entry(KNorm::NAME, "Devoto et al. 2024", KNorm::parse),
+    entry(KvCompress::NAME, "KV-Compress, Rehg 2024", KvCompress::parse),
     entry(LagKv::NAME, "LagKV, Liang et al. 2025", LagKv::parse),
     entry(ObservedAttention::NAME, "the average form of H2O in kvpress", ObservedAttention::parse),
     entry(PagedEviction::NAME, "PagedEviction, Chitty-Venkata et al. 2025", PagedEviction::parse),
     entry(PyramidKv::NAME, "PyramidKV, Cai et al. 2024", PyramidKv::parse),
+    entry(RKv::NAME, "R-KV, Cai et al. 2025", RKv::parse),
     entry(Random::NAME, "none: a baseline", Random::parse),
     entry(RocketKv::NAME, "RocketKV stage 1, Behnam et al. 2025", RocketKv::parse),
+    entry(Scissorhands::NAME, "Scissorhands, Liu et al. 2023", Scissorhands::parse),
     entry(SnapKv::NAME, "SnapKV, Li et al. 2024", SnapKv::parse),
     entry(StreamingLlm::NAME, "StreamingLLM, Xiao et al. 2023", StreamingLlm::parse),
     entry(Tova::NAME, "TOVA, Oren et al. 2024", Tova::parse),

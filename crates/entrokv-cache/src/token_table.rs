@@ -30,6 +30,20 @@ impl TokenTable {
         &mut self.columns[index]
     }
 
+    /// The value of each token at `positions` (ascending) in one column, 0 for one that is not held.
+    pub(crate) fn at(&self, index: usize, positions: &[u32]) -> impl Iterator<Item = f64> {
+        let mut known = self.positions.iter().zip(&self.columns[index]).peekable();
+        positions.iter().map(move |position| {
+            while known.next_if(|(known, _)| *known < position).is_some() {}
+            known.next_if(|(known, _)| *known == position).map_or(0.0, |(_, value)| *value)
+        })
+    }
+
+    /// Number of columns.
+    pub(crate) fn num_columns(&self) -> usize {
+        self.columns.len()
+    }
+
     /// Bytes reserved.
     pub(crate) fn bytes(&self) -> usize {
         let values: usize = self.columns.iter().map(Vec::capacity).sum();

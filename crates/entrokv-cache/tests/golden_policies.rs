@@ -94,6 +94,8 @@ fn scores_and_kept_tokens_are_those_of_the_reference() {
         ("snap-kv", "pool, then reduce; average of 5", "snapkv:window=8,heads=mean"),
         ("snap-kv", "pool, then reduce; max of 5", "snapkv:window=8,pool=max,heads=mean"),
         ("snap-kv", "pool, then reduce; max of 7", "snapkv:window=8,pool=max,kernel=7,heads=mean"),
+        ("r-kv", "rows, lambda 0.1", "r-kv"),
+        ("r-kv", "rows, lambda 0.07", "r-kv:lambda=0.07"),
         ("h2o", "average", "observed-attention"),
         ("h2o", "average", "observed-attention:heads=mean"),
     ];
@@ -121,6 +123,66 @@ fn the_first_stage_of_rocketkv_ranks_as_its_reference() {
     let sums: Vec<Vec<f32>> = got.iter().map(|row| row.iter().map(|score| score * 24.0).collect()).collect();
     assert_close(&sums, &expected, "rocketkv");
     assert_kept(&got, &expected, kept, "rocketkv");
+}
+
+/// Counts are whole numbers; those that are equal are kept by age there, so that there is no clear cut to compare.
+#[test]
+fn shares_of_attention_are_counted_as_by_the_reference() {
+    for (name, text) in
+        [("count below", "scissorhands:history=16"), ("rate at or above", "scissorhands:history=16,count=rate")]
+    {
+        let expected = case("scissorhands", name, "scores").scores;
+        let got = scores(text);
+        assert_close(&got, &expected, text);
+        for (got, expected) in got.iter().zip(&expected) {
+            let same = got.iter().zip(expected).filter_map(|(got, expected)| expected.map(|expected| *got == expected));
+            assert!(same.into_iter().all(|same| same), "{text}");
+        }
+    }
+}
+
+#[test]
+fn squares_of_attention_are_summed_as_by_the_reference() {
+    let file = golden("kv-compress");
+    for (name, text) in [
+        ("power 2, buffer 0, max of 7", "kv-compress:window=8"),
+        ("power 2, buffer 0, max of 1", "kv-compress:window=8,kernel=1"),
+        ("power 1, buffer 0, max of 1", "kv-compress:window=8,kernel=1,power=1"),
+        ("power 2, buffer 4, max of 7", "kv-compress:window=8,buffer=4"),
+    ] {
+        let metric = &golden_layer::case(&file, name)["metric"];
+        let optional = |row: &Value| golden_layer::floats(row).into_iter().map(Some).collect();
+        let expected: Vec<Vec<Option<f32>>> = metric.as_array().unwrap().iter().map(optional).collect();
+        assert_close(&scores(text), &expected, text);
+    }
+}
+
+/// The class a head is given shows in its scores: what is 1 or more is in it, and the rest of a score is the attention received.
+#[test]
+fn classes_of_fastgen_are_those_of_the_reference() {
+    let file = golden("fastgen");
+    let case = golden_layer::case(&file, "recovery");
+    let mut chosen = Vec::new();
+    for (point, threshold) in [0.25, 0.5, 0.7, 0.9, 0.95].into_iter().enumerate() {
+        let text = format!(
+            "fastgen:window=46,recovery={threshold},local=13tok,frequent=13tok,first=2,special=2+3,\
+             punctuation=9+17+18+26+33+40"
+        );
+        for (got, head) in scores(&text).into_iter().zip(case["heads"].as_array().unwrap()) {
+            let expected = &head["chosen"][point];
+            assert_eq!(expected["threshold"], threshold);
+            let class = expected["class"].as_u64().unwrap() as usize;
+            let kept: Vec<usize> = (0..got.len()).filter(|&token| got[token] >= 1.0).collect();
+            assert_eq!(kept, indices(&head["kept_by_class"][class]), "{text}");
+            for (score, attention) in got.iter().zip(golden_layer::floats(&head["frequency"])) {
+                assert!((score.fract() - attention).abs() < 1e-6, "{score} for {attention}");
+            }
+            chosen.push(class);
+        }
+    }
+    chosen.sort_unstable();
+    chosen.dedup();
+    assert_eq!(chosen, [0, 2, 3, 4], "classes that the fixture reaches");
 }
 
 #[test]

@@ -13,7 +13,7 @@ const GROUP: KvGroup = KvGroup { layer: 0, kv_head: 0 };
 const PAGE_SIZES: [usize; 5] = [1, 8, 16, 32, 256];
 
 /// Options beside the defaults that change what is scored.
-const MORE: [&str; 13] = [
+const MORE: [&str; 19] = [
     "page-entro-kv:preset=serving",
     "page-entro-kv:row=accumulated,pooling=max",
     "snapkv:preset=kvpress,pool=max",
@@ -26,6 +26,12 @@ const MORE: [&str; 13] = [
     "h2o:heads=entropy",
     "observed-attention:heads=mean",
     "snapkv:heads=union",
+    "scissorhands:count=rate,history=5",
+    "fastgen:window=9,recovery=0.4,local=5tok,punctuation=3+7",
+    "fastgen:heads=max",
+    "kv-compress:window=3,power=1,buffer=2",
+    "kv-compress:preset=kvc-w,heads=mean",
+    "r-kv:window=3,lambda=0.5",
     "tova:heads=max",
 ];
 
@@ -243,7 +249,7 @@ fn what_is_evicted_is_forgotten_and_what_stays_keeps_its_attention() {
         scorer.retain(&kept);
         let after = NOISE.score(&mut *scorer, &kept);
         // Scores made of what stays alone are made anew.
-        let relative = matches!(policy.name(), "keydiff" | "lagkv" | "cur" | "observed-attention")
+        let relative = matches!(policy.name(), "keydiff" | "lagkv" | "cur" | "observed-attention" | "fastgen" | "r-kv")
             || policy.to_string().contains("heads=union");
         // A pool looks at neighbours, which are gone.
         let pools = policy.to_string().contains("pool=5");

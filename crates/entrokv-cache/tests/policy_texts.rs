@@ -109,8 +109,9 @@ fn the_mean_is_the_mean_and_the_maximum_the_maximum_whatever_the_preset() {
 #[test]
 fn wrong_spellings_say_what_would_be_right() {
     let refused = |text: &str| parse_policy(text).unwrap_err().to_string();
-    let known = "page-entro-kv, mean-pages, max-pages, ada-kv, cur, h2o, keydiff, knorm, lagkv, observed-attention, \
-                 paged-eviction, pyramid-kv, random, rocketkv, snapkv, streaming-llm, tova";
+    let known = "page-entro-kv, mean-pages, max-pages, ada-kv, cur, fastgen, h2o, keydiff, knorm, kv-compress, lagkv, \
+                 observed-attention, paged-eviction, pyramid-kv, r-kv, random, rocketkv, scissorhands, snapkv, \
+                 streaming-llm, tova";
     assert_eq!(refused("h3o"), format!("unknown policy `h3o`; known are {known}"));
     assert_eq!(refused(""), format!("unknown policy ``; known are {known}"));
     assert_eq!(refused("none"), format!("`none` keeps every page and is not a policy; known are {known}"));
@@ -197,6 +198,10 @@ fn policies_of_token_scores_print_what_they_parse_from() {
         "pyramid-kv:window=16,allot=pyramid:4",
         "ada-kv:pool=avg,allot=ada-interpolated:0.5",
         "rocketkv:kernel=31",
+        "scissorhands:history=64,count=rate,recent=32tok",
+        "kv-compress:window=8,power=1,kernel=1,buffer=3,recent=0,allot=global",
+        "r-kv:window=16,kernel=5,threshold=0.6,lambda=0.07",
+        "fastgen:recovery=0.95,local=0.2,frequent=100tok,first=1,special=7,punctuation=9+17,window=64,allot=uniform",
     ] {
         let policy = parse_policy(text).unwrap();
         assert_eq!(format!("{policy}"), text);
@@ -205,10 +210,21 @@ fn policies_of_token_scores_print_what_they_parse_from() {
     for (preset, text) in [
         ("pyramid-kv:preset=kvpress", "pyramid-kv:window=64"),
         ("pyramid-kv:preset=official", "pyramid-kv:window=8,kernel=7,pool=max,allot=pyramid-official:20"),
+        ("kv-compress:preset=kvc-w", "kv-compress:window=8,recent=8tok"),
         ("ada-kv:preset=kvpress", "ada-kv:window=64,kernel=5,pool=avg,allot=ada-floor:0.2"),
     ] {
         assert_eq!(parse_policy(preset).unwrap().to_string(), text);
     }
+    for unsorted in ["9+3", "3+3", "3+", "-1", ""] {
+        assert_eq!(
+            parse_policy(&format!("fastgen:special={unsorted}")).unwrap_err().to_string(),
+            format!("option `special` of fastgen is ascending positions parted by +, or none, got `{unsorted}`")
+        );
+    }
+    assert!(parse_policy("scissorhands:history=4097").is_err());
+    assert!(parse_policy("kv-compress:power=3").is_err());
+    assert!(parse_policy("r-kv:lambda=NaN").is_err());
+    assert!(parse_policy("r-kv:recent=1").is_err());
     assert!(parse_policy("snapkv:recent=3").unwrap_err().to_string().starts_with("unknown option `recent` of snapkv"));
     assert!(parse_policy("streaming-llm:allot=global").is_err());
     // No attention is read, so there are no heads to pool.

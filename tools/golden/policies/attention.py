@@ -477,6 +477,8 @@ def r_kv(layer: Layer) -> dict:
     queries = by_group(layer.q[:, -window:])
     logits = np.einsum("hgtd,hsd->hgts", queries, layer.k[:, :-window]).max(axis=1) / HEAD_DIM**0.5
     importance = pooled(softmax(logits).mean(axis=1), width, "max")
+    seen = window_attention(layer, window).max(axis=1)
+    by_rows = pooled((seen / seen.sum(axis=-1, keepdims=True)).mean(axis=1), width, "max")
     unit = layer.k / norm(layer.k)[..., None]
     cosine = unit @ unit.transpose(0, 2, 1)
     cosine[:, layer.positions, layer.positions] = 0.0
@@ -506,6 +508,11 @@ def r_kv(layer: Layer) -> dict:
                     redundancy=redundancy,
                 )
             )
+            if not quirk:
+                of_rows = np.pad(weight * by_rows - (1 - weight) * redundancy, ((0, 0), (0, window)))
+                more = {"importance": by_rows, "redundancy": redundancy}
+                flags = ends_protected(of_rows, last=window)
+                cases.append(scored_case(f"rows, lambda {weight}", options, of_rows, flags, **more))
     return {
         "policy": "r-kv",
         "paper": "arXiv:2505.24133",
@@ -515,6 +522,8 @@ def r_kv(layer: Layer) -> dict:
             "the window, max of 7.",
             "redundancy: softmax over all 46 tokens of the mean over rows of cosines, the window then cut off; in each "
             "row the last cosine above 0.5 is cleared.",
+            "rows: the importance of attention in place of logits, its maximum over the group over its sum before the "
+            "window.",
             "clear_first: a row with none above 0.5 clears its entry for token 0, as the public code does by accident.",
         ],
         "cases": cases,

@@ -65,11 +65,7 @@ impl RowSums {
 
     /// The sum of each token at `positions` (ascending), 0 for one that has none.
     pub(super) fn at(&self, positions: &[u32]) -> impl Iterator<Item = f64> {
-        let mut known = self.positions().iter().zip(self.sums()).peekable();
-        positions.iter().map(move |position| {
-            while known.next_if(|(known, _)| *known < position).is_some() {}
-            known.next_if(|(known, _)| *known == position).map_or(0.0, |(_, sum)| *sum)
-        })
+        self.table.at(0, positions)
     }
 
     /// Forgets every token that is not at one of `positions`, and gives the memory back.
