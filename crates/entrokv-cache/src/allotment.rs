@@ -387,6 +387,18 @@ mod tests {
             }
         }
 
+        /// What pages of tokens cost is what blocks of as many slots do.
+        #[test]
+        fn pages_of_tokens_have_the_prices_of_blocks(
+            scores in prop::collection::vec(0.0_f32..1.0, 1..40), page_size in 1_usize..9,
+        ) {
+            let (mut pages, pinned) = pages_of_tokens(&scores, &[], 0, page_size);
+            pages.reverse();
+            let blocks = BlockPrices::of(&scores, page_size);
+            prop_assert_eq!(pages.as_slice(), blocks.prices());
+            prop_assert!(pinned.is_empty());
+        }
+
         #[test]
         fn pooled_counts_are_those_of_the_pooled_choice(scores in scores(4), keep in 0..12_usize) {
             let groups: Vec<GroupUnits<'_>> = scores.iter().map(|scores| GroupUnits { scores, pinned: &[], least: 0 }).collect();

@@ -3,8 +3,8 @@
 #![allow(clippy::unwrap_used)] // what does not parse here is a failed test
 
 use entrokv_cache::{
-    Allotment, BlockProjection, Granularity, ObservedRow, POLICIES, PageEntroKv, PageEntroKvOptions, PoolOn, PooledPages,
-    Pooling, RecentPages, RenyiOrder, RowTap, Schedule, Taps, TokenTap, parse_policy,
+    Allotment, BlockProjection, Granularity, ObservedRow, POLICIES, PageEntroKv, PageEntroKvOptions, PoolOn,
+    PooledPages, Pooling, RecentPages, RenyiOrder, RowTap, Schedule, Taps, TokenTap, parse_policy,
 };
 
 fn options(text: &str) -> PageEntroKvOptions {

@@ -182,7 +182,7 @@ impl TokenMethod for FastGen {
     }
 
     fn needs(&self, schedule: Schedule) -> Taps {
-        let step_rows = schedule == Schedule::Rolling;
+        let step_rows = schedule.goes_on();
         Taps { prompt: RowTap::Window(self.window), step_rows, tokens: TokenTap::None }
     }
 

@@ -15,8 +15,8 @@ use crate::token_table::TokenTable;
 /// tokens of each query head, summed over a group's heads; the squares of each decoded row come on top. The newest 64 tokens stay,
 /// and pages are bought back from all layers and heads by their [prices](Allotment::Prices).
 ///
-/// A block is a page, which goes with all its tokens and at the price of the dearest one. The paper's blocks are emptied by evicting
-/// single tokens and moving others ([`BlockPrices`](crate::BlockPrices)). `preset=kvc-w` observes and protects 8 tokens, as in the
+/// A block is a page, which goes with all its tokens and at the price of the dearest one. With `granularity=token` it is the paper's:
+/// single tokens are evicted wherever they lie and others moved, at the prices of [`BlockPrices`](crate::BlockPrices). `preset=kvc-w` observes and protects 8 tokens, as in the
 /// authors' runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvCompress {
@@ -97,7 +97,7 @@ impl TokenMethod for KvCompress {
     }
 
     fn needs(&self, schedule: Schedule) -> Taps {
-        let step_rows = schedule == Schedule::Rolling;
+        let step_rows = schedule.goes_on();
         Taps { prompt: RowTap::Window(self.window), step_rows, tokens: TokenTap::None }
     }
 

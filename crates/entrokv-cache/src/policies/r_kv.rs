@@ -1,5 +1,7 @@
 //! R-KV: what the last queries attend to stays, unless other keys say the same.
 
+use std::num::NonZeroU32;
+
 use super::norm;
 use super::pool_kind::{ODD_KERNEL, PoolKind, odd_kernel};
 use crate::attention_rows::{AttentionRows, RowTap, Taps, is_row};
@@ -20,8 +22,8 @@ use crate::token_table::TokenTable;
 ///
 /// The authors take the largest *logit* of a group's heads and then a softmax over the tokens before the window. Here it is the
 /// largest *attention* of the heads, renormalised to those tokens, as logits are not shown to policies: the same where a group has one
-/// query head, and otherwise each head counts by how sure it is. Their code runs every 128 tokens, which is a matter of the schedule;
-/// it also clears the entry of the first token where a key has none similar, by accident, which is not done here.
+/// query head, and otherwise each head counts by how sure it is. Like theirs this makes room every 128 tokens. Their code also
+/// clears the entry of the first token where a key has none similar, by accident, which is not done here.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RKv {
     /// `window`: queries observed, and newest tokens kept.
@@ -75,8 +77,14 @@ const OPTIONS: OptionSet<Options<RKv>> = OptionSet {
     // The newest pages are those of the window.
     without: &["recent"],
     presets: &[],
-    default: || Options { method: RKv::default(), axes: Axes { sinks: 0, ..Axes::default() } },
+    default: || Options {
+        method: RKv::default(),
+        axes: Axes { sinks: 0, schedule: Schedule::Every(EVERY), ..Axes::default() },
+    },
 };
+
+/// Tokens between two decisions.
+const EVERY: NonZeroU32 = NonZeroU32::new(128).expect("128 is not 0");
 
 fn unit_interval(text: &str) -> Option<f64> {
     text.parse().ok().filter(|part| (0.0..=1.0).contains(part))
@@ -99,7 +107,7 @@ impl TokenMethod for RKv {
     }
 
     fn needs(&self, schedule: Schedule) -> Taps {
-        let step_rows = schedule == Schedule::Rolling;
+        let step_rows = schedule.goes_on();
         Taps { prompt: RowTap::Window(self.window), step_rows, tokens: TokenTap::Keys }
     }
 

@@ -90,7 +90,7 @@ impl TokenMethod for Scissorhands {
     }
 
     fn needs(&self, schedule: Schedule) -> Taps {
-        let step_rows = schedule == Schedule::Rolling;
+        let step_rows = schedule.goes_on();
         Taps { prompt: RowTap::Window(self.history), step_rows, tokens: TokenTap::None }
     }
 
