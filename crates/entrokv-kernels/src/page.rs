@@ -262,7 +262,16 @@ fn read(format: PageFormat, part: &[u8], x: &mut [f32], place: impl Fn(usize) ->
         }
         PageFormat::F16 => {
             let elements = part.as_chunks().0;
-            x.iter_mut().enumerate().for_each(|(i, x)| *x = f16::from_ne_bytes(elements[place(i)]).to_f32());
+            // In blocks, as they are written.
+            let mut stored = [f16::ZERO; 64];
+            for (block, x) in x.chunks_mut(64).enumerate() {
+                let stored = &mut stored[..x.len()];
+                stored
+                    .iter_mut()
+                    .enumerate()
+                    .for_each(|(i, stored)| *stored = f16::from_ne_bytes(elements[place(block * 64 + i)]));
+                stored.convert_to_f32_slice(x);
+            }
         }
         PageFormat::Bf16 => {
             let elements = part.as_chunks().0;
