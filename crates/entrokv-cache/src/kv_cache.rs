@@ -16,6 +16,7 @@
 //! * `window_layers_keep_what_the_next_query_sees`, and no policy touches them.
 //! * `footprint_is_what_the_frames_hold`.
 //! * `releasing_returns_every_frame`.
+//! * `what_follows_revisions_is_what_a_table_holds`.
 
 mod fate;
 mod footprint;
@@ -32,7 +33,7 @@ use self::table::Table;
 
 pub use self::fate::{Applied, FateError, PageFate, PageMove, PagePlace};
 pub use self::footprint::{Footprint, KindFootprint};
-pub use self::table::{ResidentPage, Slot};
+pub use self::table::{ResidentPage, Revision, Slot};
 
 /// Block tables of one sequence, one for each KV group, over frames of a [`PagePool`].
 ///
@@ -99,6 +100,17 @@ impl KvCache {
     /// The pages `group` holds, ascending by index; the open page, if there is one, is the last.
     pub fn table(&self, group: KvGroup) -> &[ResidentPage] {
         self.table_of(group).pages()
+    }
+
+    /// How often `group` has lost pages or moved them, for who keeps something that was read from its table.
+    pub fn revision(&self, group: KvGroup) -> Revision {
+        self.table_of(group).revision()
+    }
+
+    /// The first place in the table of `group` whose page may be another, or in another frame, than at `revision`: pages before
+    /// it are as they were, but that the last one may have got tokens. Exact for the last revision and the one before.
+    pub fn first_changed(&self, group: KvGroup, revision: Revision) -> usize {
+        self.table_of(group).first_changed(revision)
     }
 
     /// Where the key and value of `position` live in `group`; `None` once evicted, and for positions not reached yet.

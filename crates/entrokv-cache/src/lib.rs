@@ -47,7 +47,7 @@ pub use encoding::{Encoding, EncodingError};
 pub use entropy::{MIN_RESIDUAL_MASS, RenyiOrder, head_weights, residual_entropy};
 pub use head_pooling::HeadPooling;
 pub use kv_cache::{
-    Applied, FateError, Footprint, KindFootprint, KvCache, PageFate, PageMove, PagePlace, ResidentPage, Slot,
+    Applied, FateError, Footprint, KindFootprint, KvCache, PageFate, PageMove, PagePlace, ResidentPage, Revision, Slot,
 };
 pub use overlap::{Overlap, OverlapError};
 pub use page::PageIndex;

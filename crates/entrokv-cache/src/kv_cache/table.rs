@@ -24,6 +24,11 @@ pub struct ResidentPage {
     frame: Frame,
 }
 
+/// Counts the times a block table lost pages or moved them to other frames. Growth is not counted: it leaves pages where they
+/// are, but for the tokens that the last one gets.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Revision(u64);
+
 /// Where the key and value of one position live.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Slot {
@@ -80,6 +85,9 @@ pub(super) struct Table {
     held: Vec<KindFootprint>,
     /// Bytes of the positions of compacted pages.
     position_bytes: usize,
+    revision: Revision,
+    /// The first place whose page the last revision changed.
+    first_changed: usize,
 }
 
 impl Table {
@@ -93,6 +101,24 @@ impl Table {
 
     pub(super) fn held(&self) -> &[KindFootprint] {
         &self.held
+    }
+
+    pub(super) fn revision(&self) -> Revision {
+        self.revision
+    }
+
+    /// The first place whose page may be another than at `revision`.
+    pub(super) fn first_changed(&self, revision: Revision) -> usize {
+        match self.revision.0.checked_sub(revision.0) {
+            Some(0) => self.pages.len(),
+            Some(1) => self.first_changed,
+            _ => 0,
+        }
+    }
+
+    fn change(&mut self, first_changed: usize) {
+        self.revision.0 += 1;
+        self.first_changed = first_changed;
     }
 
     /// Bytes the table takes beside itself.
@@ -194,6 +220,7 @@ impl Table {
             return Ok(0);
         }
         recode(&moves);
+        self.change(frames[0].0);
         for (place, kind, frame) in frames {
             let page = &mut self.pages[place];
             let held = KindFootprint::entry(&mut self.held, kind);
@@ -240,10 +267,14 @@ impl Table {
     /// Keeps the pages `keep` says (given their place in the table), frees the others.
     pub(super) fn retain(&mut self, pool: &mut PagePool, keep: impl Fn(usize, &ResidentPage) -> bool) -> Applied {
         let mut applied = Applied::default();
-        let mut place = 0;
+        let (mut place, mut first_freed) = (0, None);
         for page in self.pages.extract_if(.., |page| {
+            let is_freed = !keep(place, page);
+            if is_freed {
+                first_freed.get_or_insert(place);
+            }
             place += 1;
-            !keep(place - 1, page)
+            is_freed
         }) {
             let held = KindFootprint::entry(&mut self.held, page.kind);
             held.pages -= 1;
@@ -257,6 +288,9 @@ impl Table {
                 pages_recoded: 0,
             };
             pool.release(page.frame);
+        }
+        if let Some(place) = first_freed {
+            self.change(place);
         }
         // Metadata is memory too: a prompt cut to a fifth does not go on paying for the table it once needed.
         if self.pages.len() < self.pages.capacity() / 4 {

@@ -440,6 +440,51 @@ struct Model {
     groups: [Vec<usize>; 4],
 }
 
+/// What is known of the pages of each group of a cache from earlier looks at it.
+#[derive(Debug, Clone, Default)]
+struct Follower {
+    groups: [(Revision, Vec<String>); 4],
+}
+
+impl Follower {
+    /// Looks at no page that has not changed, and knows what the tables hold all the same.
+    fn follow(&mut self, cache: &KvCache) {
+        for (group, (revision, pages)) in cache.shape().groups().zip(&mut self.groups) {
+            // The last page may have got tokens.
+            let num_same = cache.first_changed(group, *revision).min(pages.len().saturating_sub(1));
+            pages.truncate(num_same);
+            pages.extend(cache.table(group)[num_same..].iter().map(|page| format!("{page:?}")));
+            *revision = cache.revision(group);
+            assert!(cache.table(group).iter().map(|page| format!("{page:?}")).eq(pages.iter().cloned()));
+        }
+    }
+}
+
+#[test]
+fn what_follows_revisions_is_what_a_table_holds() {
+    let (mut pool, mut cache) = grown(100, 40);
+    let start = cache.revision(GLOBAL);
+    assert_eq!(cache.first_changed(GLOBAL, start), 10);
+    cache.grow(&mut pool, 3).unwrap();
+    assert_eq!((cache.revision(GLOBAL), cache.first_changed(GLOBAL, start)), (start, 11), "growth is no change");
+    let fates = |changed: PageFate, at: usize, len: usize| {
+        (0..len).map(|place| if place == at { changed } else { PageFate::Keep }).collect::<Vec<_>>()
+    };
+    cache.apply(&mut pool, GLOBAL, &fates(PageFate::Free, 6, 11), &mut no_move).unwrap();
+    let freed = cache.revision(GLOBAL);
+    assert_eq!((cache.first_changed(GLOBAL, start), cache.first_changed(GLOBAL, freed)), (6, 10));
+    let recode = fates(PageFate::Recode(PageKind::of(Encoding::Tq4)), 8, 10);
+    cache.apply(&mut pool, GLOBAL, &recode, &mut |_| ()).unwrap();
+    assert_eq!(
+        (cache.first_changed(GLOBAL, start), cache.first_changed(GLOBAL, freed)),
+        (0, 8),
+        "two changes are too many"
+    );
+    let sibling = KvGroup { layer: 0, kv_head: 0 };
+    assert_eq!((cache.revision(sibling), cache.first_changed(sibling, start)), (start, 11));
+    cache.release(&mut pool);
+}
+
 /// Tables, slots and ledger of `cache` say what `model` says.
 fn check_against(cache: &KvCache, model: &Model) {
     assert_eq!(cache.logical_len(), model.len);
@@ -480,6 +525,7 @@ proptest! {
         let fresh = |cache: usize| KvCache::new(shape(window), [PageKind::F16, PageKind::F32][cache % 2]);
         let mut caches: Vec<KvCache> = (0..3).map(fresh).collect();
         let mut models = vec![Model::default(); 3];
+        let mut followers = vec![Follower::default(); 3];
         for step in steps {
             match step {
                 Step::Grow { cache, num_tokens } => {
@@ -549,12 +595,18 @@ proptest! {
                 Step::Restart { cache } => {
                     std::mem::replace(&mut caches[cache], fresh(cache)).release(&mut pool);
                     models[cache] = Model::default();
+                    followers[cache] = Follower::default();
                 }
+            }
+            // Not each time, so that some revisions are missed.
+            if let Step::Grow { cache, .. } | Step::Slide { cache } = step {
+                followers[cache].follow(&caches[cache]);
             }
             check_frames(&pool, &caches);
         }
-        for (cache, model) in caches.iter().zip(&models) {
+        for ((cache, model), follower) in caches.iter().zip(&models).zip(&mut followers) {
             check_against(cache, model);
+            follower.follow(cache);
         }
         for cache in caches {
             cache.release(&mut pool);
