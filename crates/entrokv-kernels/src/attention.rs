@@ -23,17 +23,19 @@
 mod aligned;
 mod block;
 mod coded;
-mod contents;
 #[cfg(test)]
 mod naive;
 mod pack;
 mod product;
 mod queries;
+mod segment_list;
 mod softmax;
 mod strip;
 #[cfg(test)]
 mod tests;
 mod work;
+
+pub use segment_list::{Segment, SegmentList};
 
 use block::{Attend, Call, MergeKept, Scratch, SumColumns, column_items};
 use softmax::Sight;
@@ -42,27 +44,12 @@ use work::{SpanWork, Unfinished, Work};
 use crate::codes::KeyConstants;
 use crate::compute::Compute;
 use crate::disjoint::DisjointMut;
-use crate::page::{PageFormat, PageLayout};
+use crate::page::PageLayout;
 use crate::simd::dispatch;
 
 /// Positions of a tile: many, for what is done once a row and tile weighs most where pages are evicted; few enough for a band
 /// of rows' scores to stay in the first-level cache, and for short contexts to have tiles for several threads.
 const TILE: u64 = 384;
-
-/// Filled slots of one page of one KV head.
-#[derive(Clone, Copy, Debug)]
-pub struct Segment<'a> {
-    /// The format of the page's keys; one list may mix formats.
-    pub keys: PageFormat,
-    /// The format of its values.
-    pub values: PageFormat,
-    /// The whole frame, as `PageLayout::write_token` filled it.
-    pub frame: &'a [u8],
-    /// Absolute position of slot 0; slot `i` holds the token at `position + i`.
-    pub position: u32,
-    /// Number of filled slots.
-    pub len: u32,
-}
 
 /// What all spans of a call have in common.
 #[derive(Clone, Copy, Debug)]
@@ -103,8 +90,10 @@ pub struct AttentionSpan<'a> {
     pub num_rows: usize,
     /// Absolute position of the first row; row `i` is at `first_position + i`.
     pub first_position: u32,
-    /// Per KV head, what is resident, in ascending position; as long as each head likes.
-    pub segments: Vec<Vec<Segment<'a>>>,
+    /// Where frames are, each filled as by `PageLayout::write_token` or `recode`.
+    pub memory: &'a [u8],
+    /// Per KV head, what is resident; as long as each head likes.
+    pub segments: &'a [SegmentList],
     /// Per KV head, what rotated codes among the keys of its list are relative to; empty if there are none anywhere.
     pub constants: Vec<Option<&'a KeyConstants>>,
     /// What the caller wants to see of the attention.
@@ -133,20 +122,13 @@ pub enum Tap {
     },
 }
 
-impl Segment<'_> {
-    /// The position after the last filled slot.
-    fn end(&self) -> u64 {
-        u64::from(self.position) + u64::from(self.len)
-    }
-}
-
 impl AttentionParams {
     /// Query heads that share a KV head.
     pub fn group_size(&self) -> usize {
         self.num_heads / self.num_kv_heads
     }
 
-    fn layout(&self, segment: &Segment<'_>) -> PageLayout {
+    fn layout(&self, segment: &Segment) -> PageLayout {
         let Segment { keys, values, .. } = *segment;
         PageLayout { keys, values, page_size: self.page_size, head_dim: self.head_dim }
     }
@@ -184,9 +166,9 @@ impl PagedAttention {
     /// rows of no span are left alone.
     ///
     /// # Panics
-    /// If shapes contradict each other: head counts, lengths of `q` and `out`, rows outside them or in two spans, a frame's
-    /// bytes, segments that are out of order or overlap, pages that start at no multiple of 16 in a list with codes, rotated
-    /// keys without constants, column sums of another length than the tokens.
+    /// If shapes contradict each other: head counts, lengths of `q` and `out`, rows outside them or in two spans, lists of pages
+    /// of another shape, frames outside the memory, rotated keys without constants, column sums of another length than the
+    /// tokens.
     pub fn run(
         &mut self,
         compute: &Compute,
@@ -282,5 +264,17 @@ fn check(params: &AttentionParams, spans: &[AttentionSpan<'_>], q_len: usize, ou
         assert!(!rows.contains(&true), "rows of two spans");
         rows.fill(true);
         assert_eq!(span.segments.len(), params.num_kv_heads, "a span needs a list for each KV head");
+        for (kv_head, list) in span.segments.iter().enumerate() {
+            assert!(
+                list.has_shape(params.page_size, params.head_dim),
+                "a list of pages of another shape than {params:?}"
+            );
+            let constants = span.constants.get(kv_head).copied().flatten();
+            assert!(
+                !list.key_codes().rotated || constants.is_some_and(|c| c.head_dim() == params.head_dim),
+                "rotated keys need constants of {} channels",
+                params.head_dim
+            );
+        }
     }
 }

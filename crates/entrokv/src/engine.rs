@@ -23,6 +23,7 @@ use crate::coding::Coding;
 use crate::eviction::Eviction;
 use crate::model::{ModelRunner, RunError};
 use crate::sampler::{OptionError, Sampler};
+use crate::segments::SegmentLists;
 use crate::sequence::{FinishReason, Request, Sequence, SequenceId, Timing, Turn};
 use crate::stop::StopError;
 use crate::store::TokenVectors;
@@ -176,7 +177,8 @@ impl Engine {
         let (cache, coding) = self.new_cache(self.options.page_kind);
         let id = SequenceId(self.next_id);
         self.next_id += 1;
-        self.sequences.insert(id, Sequence { tokens: request.prompt, computed: 0, cache, coding, turn });
+        let segments = SegmentLists::new(&self.shape);
+        self.sequences.insert(id, Sequence { tokens: request.prompt, computed: 0, cache, segments, coding, turn });
         Ok(id)
     }
 

@@ -37,6 +37,7 @@ pub mod model;
 pub mod pull;
 pub mod sampler;
 pub mod scoring;
+pub mod segments;
 mod sequence;
 pub mod stop;
 pub mod store;

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use entrokv_cache::{KvCache, KvGroup, LayerKind, PageMove, PagePlace};
 use entrokv_kernels::activation::{add, gelu_tanh_mul, scale, silu_mul};
 use entrokv_kernels::activations::{Activations, Arithmetic};
-use entrokv_kernels::attention::{AttentionParams, AttentionSpan, PagedAttention, ScoreArithmetic, Tap};
+use entrokv_kernels::attention::{AttentionParams, AttentionSpan, PagedAttention, ScoreArithmetic, SegmentList, Tap};
 use entrokv_kernels::codes::KeyConstants;
 use entrokv_kernels::compute::Compute;
 use entrokv_kernels::matmul::{matmul, matmul_each};
@@ -21,6 +21,7 @@ use entrokv_kernels::rope::{RopeAngles, rope};
 use entrokv_kernels::threads::Threads;
 
 use crate::config::{FeedForward, ModelConfig};
+use crate::segments::CacheView;
 use crate::store::{KeyMoments, NewTokens, Store, TokenVectors};
 use crate::weights::{LayerWeights, Projection, Weights};
 
@@ -43,7 +44,7 @@ pub struct BatchSpan<'a> {
     /// Absolute position of the first of them.
     pub first_position: u32,
     /// Block tables of the sequence, the new tokens' slots included.
-    pub cache: &'a KvCache,
+    pub cache: CacheView<'a>,
     /// What its coded keys were centred on and scaled by, in the order of
     /// [`CacheShape::groups`](entrokv_cache::CacheShape::groups); empty where no key is coded.
     pub constants: &'a [Option<KeyConstants>],
@@ -229,7 +230,7 @@ impl Decoder {
         for span in batch {
             let rows = row * kv_width..(row + span.tokens.len()) * kv_width;
             let tokens = NewTokens { first_position: span.first_position, k: &k[rows.clone()], v: &v[rows] };
-            store.write(compute, span.cache, index as u32, tokens);
+            store.write(compute, span.cache.cache(), index as u32, tokens);
             row += span.tokens.len();
         }
 
@@ -255,16 +256,17 @@ impl Decoder {
         for (number, span) in batch.iter().enumerate() {
             let width = config.num_heads * config.head_dim;
             sink.queries(number, index, &q[first_row * width..(first_row + span.tokens.len()) * width]);
-            let group = |kv_head| KvGroup { layer: index as u32, kv_head };
-            let constants = |kv_head| span.constants.get(span.cache.shape().group_index(group(kv_head)))?.as_ref();
-            let heads = 0..config.num_kv_heads as u32;
-            let resident: Vec<usize> = heads.clone().map(|h| span.cache.resident_tokens(group(h))).collect();
+            let group = |kv_head| span.cache.cache().shape().group_index(KvGroup { layer: index as u32, kv_head });
+            let constants = |kv_head| span.constants.get(group(kv_head))?.as_ref();
+            let segments = span.cache.segments(index);
+            let resident: Vec<usize> = segments.iter().map(SegmentList::num_tokens).collect();
             spans.push(AttentionSpan {
                 first_row,
                 num_rows: span.tokens.len(),
                 first_position: span.first_position,
-                segments: heads.clone().map(|h| store.segments(span.cache, group(h))).collect(),
-                constants: heads.map(constants).collect(),
+                memory: store.memory(),
+                segments,
+                constants: (0..config.num_kv_heads as u32).map(constants).collect(),
                 tap: sink.tap(number, index, &resident),
             });
             first_row += span.tokens.len();

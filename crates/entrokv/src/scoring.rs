@@ -7,6 +7,7 @@ use entrokv_kernels::threads::Threads;
 use crate::coding::{Coding, EncodeWhen, QueryMoments};
 use crate::engine::Engine;
 use crate::model::{AttentionSink, BatchSpan, Logits, LogitsWanted, RunError};
+use crate::segments::SegmentLists;
 
 /// Most rows of logits held at once: of a vocabulary of 262,144, 128 MiB.
 const MAX_ROWS: usize = 128;
@@ -122,7 +123,8 @@ impl Engine {
         }
         let mut texts = kinds.map(|kind| {
             let (cache, coding) = self.new_cache(kind);
-            Text { cache, coding, nll: Vec::with_capacity(tokens.len() - 1), last_logits: Vec::new() }
+            let segments = SegmentLists::new(cache.shape());
+            Text { cache, segments, coding, nll: Vec::with_capacity(tokens.len() - 1), last_logits: Vec::new() }
         });
         let read = self.read(&mut texts, tokens, progress, observe);
         let scores = texts.map(|text| {
@@ -161,7 +163,7 @@ impl Engine {
                 batch.push(BatchSpan {
                     tokens: &tokens[done..end],
                     first_position: done as u32,
-                    cache: &text.cache,
+                    cache: text.segments.follow(&text.cache),
                     constants: constants.unwrap_or(&[]),
                     logits: LogitsWanted::All,
                 });
@@ -192,6 +194,7 @@ impl Engine {
 /// A text being scored with one kind of cache.
 struct Text {
     cache: KvCache,
+    segments: SegmentLists,
     coding: Option<Coding>,
     nll: Vec<f64>,
     last_logits: Vec<f32>,

@@ -13,6 +13,7 @@ use crate::coding::Coding;
 use crate::eviction::Eviction;
 use crate::forced_answer::ForcedAnswer;
 use crate::sampler::{Sampler, SamplingOptions};
+use crate::segments::SegmentLists;
 use crate::text_stream::TextStream;
 
 /// Names a sequence of an engine; never reused.
@@ -142,6 +143,8 @@ pub(crate) struct Sequence {
     pub computed: usize,
     /// Block tables.
     pub cache: KvCache,
+    /// What attention reads of them.
+    pub segments: SegmentLists,
     /// What encodes its pages, where the cache is stored as codes.
     pub coding: Option<Coding>,
     /// The prompt being read or the answer being given.

@@ -6,9 +6,8 @@
 use std::io;
 use std::ops::Range;
 
-use entrokv_cache::{Encoding, KvCache, KvGroup, PageKind, PageMove, PagePlace, ResidentPage};
+use entrokv_cache::{Encoding, KvCache, KvGroup, PageKind, PageMove, PagePlace};
 use entrokv_kernels::arena::Arena;
-use entrokv_kernels::attention::Segment;
 use entrokv_kernels::codes::KeyConstants;
 use entrokv_kernels::compute::Compute;
 use entrokv_kernels::page::{PageFormat, PageLayout, TokenRows, recode};
@@ -104,22 +103,9 @@ impl Store {
         }
     }
 
-    /// What attention of one group reads, ascending by position.
-    pub fn segments(&self, cache: &KvCache, group: KvGroup) -> Vec<Segment<'_>> {
-        // Every step asks for every page: the reservation is looked up once.
-        let memory = self.arena.bytes(0..self.arena.len());
-        let segment = |page: &ResidentPage| {
-            let range = page.range();
-            Segment {
-                keys: format(page.kind.keys),
-                values: format(page.kind.values),
-                // No truncation: where they are inside, both ends fit.
-                frame: &memory[range.start as usize..range.end as usize],
-                position: page.first_position(self.page_size),
-                len: page.len,
-            }
-        };
-        cache.table(group).iter().map(segment).collect()
+    /// All of the reservation, in which the frames of the pool lie.
+    pub fn memory(&self) -> &[u8] {
+        self.arena.bytes(0..self.arena.len())
     }
 
     /// Encodes pages of one KV group: the bytes of each move's old place into its new one, a page a task.
@@ -248,7 +234,7 @@ impl Store {
 }
 
 /// The kernels' name of an encoding.
-fn format(encoding: Encoding) -> PageFormat {
+pub(crate) fn format(encoding: Encoding) -> PageFormat {
     match encoding {
         Encoding::F32 => PageFormat::F32,
         Encoding::F16 => PageFormat::F16,

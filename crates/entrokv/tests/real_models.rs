@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use entrokv::gguf::Gguf;
 use entrokv::model::{AttentionSink, BatchSpan, LogitsWanted, ModelRunner, NoTaps};
+use entrokv::segments::SegmentLists;
 use entrokv::{Arithmetic, EndTokens, EvictionOptions, Isa, ModelOptions, Request, parse_policy};
 use entrokv_cache::{
     AttentionRows, KvCache, KvGroup, PageEntroKv, PageEntroKvOptions, PageFate, PageScorer, PageSpan, ResidentPage,
@@ -142,7 +143,9 @@ fn logits_have_the_same_bits_for_any_threads_chunks_and_batch() {
         other.grow(&mut bench.pool, 50).unwrap();
         let span =
             |tokens, cache| BatchSpan { tokens, first_position: 0, cache, constants: &[], logits: LogitsWanted::All };
-        let batch = [span(tokens, &bench.cache), span(&tokens[..50], &other)];
+        let mut lists = [(); 2].map(|()| SegmentLists::new(&bench.shape));
+        let [first, second] = &mut lists;
+        let batch = [span(tokens, first.follow(&bench.cache)), span(&tokens[..50], second.follow(&other))];
         let mut logits = bench.runner.forward(&batch, &mut NoTaps).unwrap();
         for (index, len) in [(0, 100), (1, 50)] {
             let rows: Vec<Vec<f32>> = logits.rows(index).map(|row| row.to_vec()).collect();
@@ -254,10 +257,11 @@ fn page_decisions_from_the_engines_own_rows_equal_the_reference() {
                 ("expect_win32", 32, PageEntroKvOptions { pool_width: 1, ..PageEntroKvOptions::serving() }),
             ] {
                 let mut capture = Capture { rows, wanted: layers.clone(), taken: HashMap::new(), prompt: tokens.len() };
+                let mut segments = SegmentLists::new(&bench.shape);
                 let span = BatchSpan {
                     tokens: &tokens,
                     first_position: 0,
-                    cache: &bench.cache,
+                    cache: segments.follow(&bench.cache),
                     constants: &[],
                     logits: LogitsWanted::None,
                 };
@@ -338,7 +342,9 @@ fn the_portable_path_predicts_and_scores_pages_as_the_vector_paths_do() {
         bench.cache.grow(&mut bench.pool, tokens.len()).unwrap();
         let mut capture = Capture { rows: 1, wanted: layers.to_vec(), taken: HashMap::new(), prompt: tokens.len() };
         let logits = LogitsWanted::All;
-        let span = BatchSpan { tokens, first_position: 0, cache: &bench.cache, constants: &[], logits };
+        let mut segments = SegmentLists::new(&bench.shape);
+        let cache = segments.follow(&bench.cache);
+        let span = BatchSpan { tokens, first_position: 0, cache, constants: &[], logits };
         let mut logits = bench.runner.forward(&[span], &mut capture).unwrap();
         let scored = logits.rows(0).zip(&tokens[1..]).map(|(row, &next)| nll(row, next)).collect::<Vec<_>>();
         let pages = layers

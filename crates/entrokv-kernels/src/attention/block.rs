@@ -13,7 +13,7 @@ use super::softmax::{
     Exponentials, Mask, Merge, MixedExponentials, Normalise, Partial, Probabilities, RoundedExponentials, Sight,
     WeighWhole,
 };
-use super::strip::{List, Parts, Strip, StripBuffers, TileReader};
+use super::strip::{Parts, Strip, StripBuffers, TileReader};
 use super::work::{Block, Cut, Item, SpanWork, Sums, TapWork, kept_tile_len};
 use super::{AttentionParams, TILE};
 use crate::codes::packing::Part;
@@ -164,7 +164,7 @@ impl<'a> Rows<'a> {
     fn tapped(&self, row: usize) -> Option<(&'a DisjointMut<'a, f32>, Range<usize>)> {
         let TapWork::Rows { from_row, out } = &self.span.tap else { return None };
         let tapped_row = self.query(row).checked_sub(*from_row)?;
-        let num_tokens = self.span.num_tokens[self.block.kv_head];
+        let num_tokens = self.span.segments[self.block.kv_head].num_tokens();
         let start = (tapped_row * self.group_size + row % self.group_size) * num_tokens;
         Some((&out[self.block.kv_head], start..start + num_tokens))
     }
@@ -175,10 +175,8 @@ fn reader<'a>(call: &'a Call<'a>, blocks: &'a [Block], parts: Parts, tiles: Rang
     let (first, last) = (Rows::new(call, &blocks[0]), Rows::new(call, &blocks[blocks.len() - 1]));
     let sight = Sight { oldest: first.sight(0).oldest, newest: last.sight(last.num_rows - 1).newest };
     let num_rows = blocks.iter().map(|block| block.num_rows(call.params)).sum();
-    let kv_head = first.block.kv_head;
-    let first_tokens = first.span.first_tokens.get(kv_head).map_or(&[][..], Vec::as_slice);
-    let list = List { segments: &first.span.segments[kv_head], first_tokens };
-    TileReader::new(call.params, list, parts, (num_rows, sight), tiles)
+    let (memory, list) = (first.span.memory, &first.span.segments[first.block.kv_head]);
+    TileReader::new(call.params, (memory, list), parts, (num_rows, sight), tiles)
 }
 
 /// Attends an item's queries to its tiles. A whole block is finished; of a cut one every tile's result is kept.
@@ -638,7 +636,7 @@ fn add_probabilities<S: Simd>(
         return;
     }
     s.vectorize(Probabilities { scores, largest, total });
-    let row_start = row % rows.group_size * rows.span.num_tokens[rows.block.kv_head];
+    let row_start = row % rows.group_size * rows.span.segments[rows.block.kv_head].num_tokens();
     for (p, strip) in scores.as_chunks::<LANES>().0.iter().zip(strips) {
         let start = row_start + strip.first_token;
         let place = start..start + strip.resident.count_ones() as usize;

@@ -19,13 +19,15 @@ pub(super) fn attention(
     };
     for span in spans {
         let mut probabilities = vec![Vec::new(); params.num_kv_heads];
-        for (g, segments) in span.segments.iter().enumerate() {
+        for (g, list) in span.segments.iter().enumerate() {
             let constants = span.constants.get(g).copied().flatten();
             let mut tokens = Vec::new();
-            for segment in segments {
+            for segment in list.segments() {
+                let layout = params.layout(segment);
+                let frame = &span.memory[segment.frame..][..layout.bytes()];
                 for slot in 0..segment.len as usize {
                     let (mut k, mut v) = (vec![0.0; d], vec![0.0; d]);
-                    params.layout(segment).read_token(segment.frame, slot, constants, &mut k, &mut v);
+                    layout.read_token(frame, slot, constants, &mut k, &mut v);
                     v.iter_mut().for_each(|x| *x = round(*x));
                     k.iter_mut().for_each(|x| *x = round_score(*x));
                     tokens.push((segment.position + slot as u32, k, v));

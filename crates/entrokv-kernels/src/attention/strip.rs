@@ -11,7 +11,7 @@ use half::bf16;
 use super::aligned::Aligned;
 use super::pack::{PackKeys, PackValues};
 use super::softmax::Sight;
-use super::{AttentionParams, ScoreArithmetic, Segment, TILE};
+use super::{AttentionParams, ScoreArithmetic, Segment, SegmentList, TILE};
 use crate::page::{PageFormat, PageLayout};
 use crate::simd::{Kernel, LANES, Pairs, Simd};
 
@@ -89,18 +89,12 @@ pub(super) struct StripBuffers {
     value_pairs: Aligned<u32>,
 }
 
-/// What one KV head of a span attends to.
-#[derive(Clone, Copy)]
-pub(super) struct List<'a> {
-    pub(super) segments: &'a [Segment<'a>],
-    /// Number of tokens before each segment; empty if nobody asks for places.
-    pub(super) first_tokens: &'a [usize],
-}
-
 /// Reads the tiles of one KV head's list in ascending order.
 pub(super) struct TileReader<'a> {
     params: &'a AttentionParams,
-    list: List<'a>,
+    /// Where the frames are.
+    memory: &'a [u8],
+    list: &'a SegmentList,
     parts: Parts,
     /// Rows of queries that will read each tile.
     num_rows: usize,
@@ -119,6 +113,8 @@ pub(super) struct TileReader<'a> {
 #[derive(Clone, Copy, Debug)]
 struct StripPlaces {
     formats: [PageFormat; 2],
+    /// Bytes of a page.
+    page_bytes: usize,
     /// Bytes of a strip's keys.
     key_bytes: usize,
     /// Bytes before the first value.
@@ -131,16 +127,25 @@ impl StripPlaces {
     fn of(layout: &PageLayout) -> StripPlaces {
         StripPlaces {
             formats: [layout.keys, layout.values],
+            page_bytes: layout.bytes(),
             key_bytes: layout.keys.bytes(LANES, layout.head_dim),
             values_at: layout.key_bytes(),
             value_bytes: layout.values.bytes(LANES, layout.head_dim),
         }
     }
 
+    /// The frame of a page.
+    ///
+    /// Panics if it is not inside `memory`.
+    #[inline(always)]
+    fn frame<'a>(&self, memory: &'a [u8], segment: &Segment) -> &'a [u8] {
+        let frame = memory.get(segment.frame..).and_then(|rest| rest.get(..self.page_bytes));
+        frame.expect("frames lie inside the memory they are said to be in")
+    }
+
     /// Where the keys and the values of a strip of a page are. Whole strips lie one after the other in every format.
     #[inline(always)]
-    fn parts(&self, segment: &Segment<'_>, strip: usize) -> [*const u8; 2] {
-        let frame = segment.frame.as_ptr();
+    fn parts(&self, frame: *const u8, strip: usize) -> [*const u8; 2] {
         let values_at = self.values_at.wrapping_add(strip.wrapping_mul(self.value_bytes));
         [frame.wrapping_add(strip.wrapping_mul(self.key_bytes)), frame.wrapping_add(values_at)]
     }
@@ -150,18 +155,19 @@ impl<'a> TileReader<'a> {
     /// A reader of `tiles`.
     pub(super) fn new(
         params: &'a AttentionParams,
-        list: List<'a>,
+        (memory, list): (&'a [u8], &'a SegmentList),
         parts: Parts,
         (num_rows, sight): (usize, Sight),
         tiles: Range<u64>,
     ) -> Self {
-        let next = list.segments.partition_point(|segment| segment.end() <= tiles.start * TILE);
-        let end = list.segments.partition_point(|segment| u64::from(segment.position) < tiles.end * TILE);
+        let segments = list.segments();
+        let next = segments.partition_point(|segment| segment.end() <= tiles.start * TILE);
+        let end = segments.partition_point(|segment| u64::from(segment.position) < tiles.end * TILE);
         let AttentionParams { page_size, head_dim, .. } = *params;
         let plain = PageLayout { keys: PageFormat::F16, values: PageFormat::F16, page_size, head_dim };
         let places = StripPlaces::of(&plain);
         let strips_per_page = page_size / LANES;
-        TileReader { params, list, parts, num_rows, sight, next, end, places, strips_per_page }
+        TileReader { params, memory, list, parts, num_rows, sight, next, end, places, strips_per_page }
     }
 
     /// The strips of `tile` with something resident in sight, in ascending order; `tile` must be one of the reader's and
@@ -174,14 +180,13 @@ impl<'a> TileReader<'a> {
         let whole = LANES as u64;
         let start = (tile * TILE).max(self.sight.oldest / whole * whole);
         let end = ((tile + 1) * TILE).min((self.sight.newest / whole + 1) * whole);
-        while self.list.segments.get(self.next).is_some_and(|segment| segment.end() <= start) {
+        while self.list.segments().get(self.next).is_some_and(|segment| segment.end() <= start) {
             self.next += 1;
         }
-        let segments = &self.list.segments[self.next..self.end.max(self.next)];
+        let list = self.list;
+        let (first, segments) = (self.next, &list.segments()[self.next..self.end.max(self.next)]);
         let mut lined_up = self.params.head_dim.is_multiple_of(LANES) && self.params.page_size.is_multiple_of(LANES);
-        let first_tokens = self.list.first_tokens.get(self.next..).unwrap_or(&[]);
-        let first_token = |i: usize| first_tokens.get(i).copied().unwrap_or(0);
-        let slots_in_sight = |segment: &Segment<'_>| {
+        let slots_in_sight = |segment: &Segment| {
             let position = u64::from(segment.position);
             start.saturating_sub(position) as usize..(segment.end().min(end) - position) as usize
         };
@@ -191,7 +196,8 @@ impl<'a> TileReader<'a> {
         for segment in segments.iter().take_while(|segment| u64::from(segment.position) < end) {
             lined_up &= segment.position.is_multiple_of(LANES as u32);
             if lined_up {
-                self.push_in_place(segment, slots_in_sight(segment), first_token(num_inside), &mut buffers.strips);
+                let first_token = list.first_token(first + num_inside);
+                self.push_in_place(segment, slots_in_sight(segment), first_token, &mut buffers.strips);
             }
             num_inside += 1;
         }
@@ -200,7 +206,7 @@ impl<'a> TileReader<'a> {
         } else {
             buffers.strips.clear();
             for (i, segment) in segments[..num_inside].iter().enumerate() {
-                self.gather(simd, segment, slots_in_sight(segment), first_token(i), buffers);
+                self.gather(simd, segment, slots_in_sight(segment), list.first_token(first + i), buffers);
             }
             self.point_to_copies(buffers);
         }
@@ -230,18 +236,13 @@ impl<'a> TileReader<'a> {
 
     /// Adds the strips of a page that lines up with them.
     #[inline(always)]
-    fn push_in_place(
-        &mut self,
-        segment: &Segment<'a>,
-        slots: Range<usize>,
-        first_token: usize,
-        strips: &mut Vec<Strip>,
-    ) {
+    fn push_in_place(&mut self, segment: &Segment, slots: Range<usize>, first_token: usize, strips: &mut Vec<Strip>) {
         self.look_at(segment);
         let (places, value_stride) = (self.places, self.params.head_dim);
+        let frame = places.frame(self.memory, segment).as_ptr();
         let mut slot = slots.start;
         while slot < slots.end {
-            let [keys, values] = places.parts(segment, slot / LANES);
+            let [keys, values] = places.parts(frame, slot / LANES);
             let num_resident = (slots.end - slot).min(LANES);
             // There is room for a tile: what follows has no other branch to prepare for.
             assert!(strips.len() < strips.capacity());
@@ -267,13 +268,13 @@ impl<'a> TileReader<'a> {
     /// that memory is read in order and never idle; in the last tile, its own values with its keys.
     #[inline(always)]
     fn look_ahead(&mut self, strips: &mut [Strip]) {
-        let (Some(first), Some(segment)) = (strips.first(), self.list.segments.get(self.next)) else { return };
+        let (Some(first), Some(segment)) = (strips.first(), self.list.segments().get(self.next)) else { return };
         let index = first.first.saturating_sub(u64::from(segment.position)) as usize / LANES + STRIPS_AHEAD;
         let (page, mut start) = match self.strips_per_page {
             1 => (index, 0),
             n => (index / n, index % n),
         };
-        let pages = self.list.segments[..self.end].get(self.next + page..).unwrap_or(&[]);
+        let pages = self.list.segments()[..self.end].get(self.next + page..).unwrap_or(&[]);
         let mut ahead = [[first.keys; 2]; MAX_STRIPS];
         let mut found = 0;
         'pages: for segment in pages {
@@ -282,7 +283,8 @@ impl<'a> TileReader<'a> {
                 if found == strips.len() {
                     break 'pages;
                 }
-                ahead[found] = self.places.parts(segment, strip);
+                // Only asked for: whether it is inside is checked when it is read.
+                ahead[found] = self.places.parts(self.memory.as_ptr().wrapping_add(segment.frame), strip);
                 found += 1;
             }
             start = 0;
@@ -295,7 +297,7 @@ impl<'a> TileReader<'a> {
 
     /// Makes `places` those of a page's formats.
     #[inline(always)]
-    fn look_at(&mut self, segment: &Segment<'_>) {
+    fn look_at(&mut self, segment: &Segment) {
         if self.places.formats != [segment.keys, segment.values] {
             self.places = StripPlaces::of(&self.params.layout(segment));
         }
@@ -376,14 +378,15 @@ impl<'a> TileReader<'a> {
     fn gather<S: Simd>(
         &self,
         simd: S,
-        segment: &Segment<'_>,
+        segment: &Segment,
         slots: Range<usize>,
         first_token: usize,
         buffers: &mut StripBuffers,
     ) {
         let (d, padded) = (self.params.head_dim, self.padded_dim());
         let layout = self.params.layout(segment);
-        let (key_bytes, value_bytes) = segment.frame.split_at(layout.key_bytes());
+        let frame = StripPlaces::of(&layout).frame(self.memory, segment);
+        let (key_bytes, value_bytes) = frame.split_at(layout.key_bytes());
         let part_len = layout.page_size * d;
         let StripBuffers { strips, keys, values, page, .. } = buffers;
         // A tile has at most TILE / LANES strips: no copy moves while there are pointers to it.

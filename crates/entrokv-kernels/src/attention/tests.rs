@@ -6,6 +6,7 @@ mod coded;
 
 use super::*;
 use crate::isa::Isa;
+use crate::page::PageFormat;
 
 /// Largest error of an output or probability relative to the largest value: f32 scores of up to a few hundred products,
 /// magnified by the exponential.
@@ -64,9 +65,23 @@ struct Page {
     frame: Vec<u8>,
 }
 
-impl Page {
-    fn segment(&self) -> Segment<'_> {
-        Segment { keys: self.keys, values: self.values, frame: &self.frame, position: self.position, len: self.len }
+/// How pages follow each other in memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Order {
+    Ascending,
+    Descending,
+}
+
+/// A test's cache as attention reads it.
+struct LaidOut {
+    memory: Vec<u8>,
+    segments: Vec<SegmentList>,
+}
+
+impl LaidOut {
+    fn span(&self, first_row: usize, num_rows: usize, first_position: u32, tap: Tap) -> AttentionSpan<'_> {
+        let (memory, segments) = (&self.memory[..], &self.segments[..]);
+        AttentionSpan { first_row, num_rows, first_position, memory, segments, constants: Vec::new(), tap }
     }
 }
 
@@ -111,9 +126,30 @@ impl Cache {
         self.pages[g].iter().map(|page| page.len as usize).sum()
     }
 
-    fn span(&self, first_row: usize, num_rows: usize, first_position: u32, tap: Tap) -> AttentionSpan<'_> {
-        let segments = self.pages.iter().map(|list| list.iter().map(Page::segment).collect()).collect();
-        AttentionSpan { first_row, num_rows, first_position, segments, constants: Vec::new(), tap }
+    /// The pages in one memory.
+    fn laid_out(&self, order: Order) -> LaidOut {
+        let mut places: Vec<(usize, usize)> =
+            self.pages.iter().enumerate().flat_map(|(g, list)| (0..list.len()).map(move |i| (g, i))).collect();
+        // An odd address: frames need no alignment.
+        let mut memory = vec![0xee; 1];
+        if order == Order::Descending {
+            places.reverse();
+        }
+        let mut frames: Vec<Vec<usize>> = self.pages.iter().map(|list| vec![0; list.len()]).collect();
+        for (g, i) in places {
+            frames[g][i] = memory.len();
+            memory.extend(&self.pages[g][i].frame);
+        }
+        let segments = self.pages.iter().zip(&frames).map(|(pages, frames)| {
+            let mut list = SegmentList::new(self.params.page_size, self.params.head_dim);
+            for (page, &frame) in pages.iter().zip(frames) {
+                let Page { keys, values, position, len, .. } = *page;
+                list.push(Segment { keys, values, frame, position, len });
+            }
+            list
+        });
+        let segments = segments.collect();
+        LaidOut { memory, segments }
     }
 
     fn column_sums(&self) -> Vec<Vec<f32>> {
@@ -145,7 +181,8 @@ fn compute(isa: Isa, num_threads: usize) -> Compute {
 /// Runs one span and returns the output and the tap.
 fn run(compute: &Compute, cache: &Cache, q: &[f32], first_position: u32, tap: Tap) -> (Vec<f32>, Tap) {
     let num_rows = q.len() / (cache.params.num_heads * cache.params.head_dim);
-    let mut spans = [cache.span(0, num_rows, first_position, tap)];
+    let laid_out = cache.laid_out(Order::Ascending);
+    let mut spans = [laid_out.span(0, num_rows, first_position, tap)];
     let mut out = vec![f32::NAN; q.len()];
     paged_attention(compute, &cache.params, &mut spans, q, &mut out);
     let [span] = spans;
@@ -154,7 +191,8 @@ fn run(compute: &Compute, cache: &Cache, q: &[f32], first_position: u32, tap: Ta
 
 fn run_naive(round: fn(f32) -> f32, cache: &Cache, q: &[f32], first_position: u32, tap: Tap) -> (Vec<f32>, Tap) {
     let num_rows = q.len() / (cache.params.num_heads * cache.params.head_dim);
-    let mut spans = [cache.span(0, num_rows, first_position, tap)];
+    let laid_out = cache.laid_out(Order::Ascending);
+    let mut spans = [laid_out.span(0, num_rows, first_position, tap)];
     let mut out = vec![f32::NAN; q.len()];
     naive::attention(&cache.params, &mut spans, q, &mut out, round);
     let [span] = spans;
@@ -318,6 +356,7 @@ fn same_bits_in_any_batch() {
         // A prompt's chunk, a decode step, a short prompt, another decode step.
         let sizes = [(700, 60), (400, 1), (5, 5), (1300, 1)];
         let caches = sizes.map(|(num_tokens, _)| Cache::new(&mut random, params, num_tokens, &PLAIN));
+        let laid_out = caches.each_ref().map(|cache| cache.laid_out(Order::Ascending));
         let num_rows: usize = sizes.iter().map(|(_, num_rows)| num_rows).sum();
         let q = random.normals(num_rows * row_len);
         for isa in Isa::available() {
@@ -325,7 +364,7 @@ fn same_bits_in_any_batch() {
             let mut together = vec![f32::NAN; q.len()];
             let mut spans = Vec::new();
             let mut first_row = 0;
-            for (cache, (num_tokens, num_rows)) in caches.iter().zip(sizes) {
+            for (cache, (num_tokens, num_rows)) in laid_out.iter().zip(sizes) {
                 spans.push(cache.span(first_row, num_rows, (num_tokens - num_rows) as u32, Tap::None));
                 first_row += num_rows;
             }
@@ -349,21 +388,9 @@ fn same_bits_wherever_the_frames_are() {
     let q = random.normals(20 * 9 * 64);
     let compute = compute(Isa::detect(), 2);
     let (want, _) = run(&compute, &cache, &q, 580, Tap::None);
-    // All frames in one allocation, in reverse order, at an odd address.
-    let mut memory = vec![0xee; 1];
-    let mut places = Vec::new();
-    for page in cache.pages.iter().flatten().rev() {
-        places.push(memory.len());
-        memory.extend(&page.frame);
-    }
-    let mut places = places.into_iter().rev();
-    let mut span = cache.span(0, 20, 580, Tap::None);
-    for segment in span.segments.iter_mut().flatten() {
-        let at = places.next().unwrap();
-        segment.frame = &memory[at..at + segment.frame.len()];
-    }
+    let laid_out = cache.laid_out(Order::Descending);
     let mut got = vec![f32::NAN; q.len()];
-    paged_attention(&compute, &params, &mut [span], &q, &mut got);
+    paged_attention(&compute, &params, &mut [laid_out.span(0, 20, 580, Tap::None)], &q, &mut got);
     assert_same_bits(&got, &want, "frames in reverse order");
 }
 
@@ -546,6 +573,7 @@ fn no_span_and_no_row_are_fine() {
     let compute = compute(Isa::detect(), 2);
     paged_attention(&compute, &params, &mut [], &[], &mut []);
     let cache = Cache::new(&mut Random(13), params, 20, &PLAIN);
+    let cache = cache.laid_out(Order::Ascending);
     let tap = Tap::Rows { from_row: 0, out: Vec::new() };
     paged_attention(&compute, &params, &mut [cache.span(0, 0, 20, tap)], &[], &mut []);
     let mut untouched = vec![7.0; 64];
@@ -553,12 +581,42 @@ fn no_span_and_no_row_are_fine() {
     assert_eq!(untouched, [7.0; 64]);
 }
 
-#[test]
-#[should_panic(expected = "must not overlap")]
-fn overlapping_segments_panic() {
-    let params = params(1, 1, 16, 16);
-    let cache = Cache::new(&mut Random(14), params, 32, &PLAIN);
-    let mut span = cache.span(0, 1, 31, Tap::None);
-    span.segments[0][1].position = 8;
+/// Attention of one query over a cache in a memory that ends a byte before the last frame does.
+fn attend_over_the_end(page_size: usize) {
+    let params = params(1, 1, 16, page_size);
+    let cache = Cache::new(&mut Random(14), params, 32, &PLAIN).laid_out(Order::Ascending);
+    let span = AttentionSpan { memory: &cache.memory[..cache.memory.len() - 1], ..cache.span(0, 1, 31, Tap::None) };
     paged_attention(&compute(Isa::detect(), 1), &params, &mut [span], &[0.0; 16], &mut [0.0; 16]);
+}
+
+#[test]
+#[should_panic(expected = "frames lie inside the memory")]
+fn a_frame_outside_the_memory_panics() {
+    attend_over_the_end(16);
+}
+
+#[test]
+#[should_panic(expected = "frames lie inside the memory")]
+fn a_frame_between_strips_outside_the_memory_panics() {
+    attend_over_the_end(8);
+}
+
+#[test]
+#[should_panic(expected = "frames lie inside the memory")]
+fn a_frame_that_begins_at_the_end_of_the_address_space_panics() {
+    let params = params(1, 1, 16, 16);
+    let mut list = SegmentList::new(16, 16);
+    let (keys, values) = (PageFormat::F16, PageFormat::F16);
+    list.push(Segment { keys, values, frame: usize::MAX - 8, position: 0, len: 16 });
+    let cache = LaidOut { memory: vec![0; 4096], segments: vec![list] };
+    let mut span = [cache.span(0, 1, 15, Tap::None)];
+    paged_attention(&compute(Isa::detect(), 1), &params, &mut span, &[0.0; 16], &mut [0.0; 16]);
+}
+
+#[test]
+#[should_panic(expected = "a list of pages of another shape")]
+fn lists_of_pages_of_another_shape_panic() {
+    let cache = Cache::new(&mut Random(15), params(1, 1, 16, 16), 32, &PLAIN).laid_out(Order::Ascending);
+    let mut span = [cache.span(0, 1, 31, Tap::None)];
+    paged_attention(&compute(Isa::detect(), 1), &params(1, 1, 16, 32), &mut span, &[0.0; 16], &mut [0.0; 16]);
 }

@@ -9,8 +9,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::coded::KeyCodes;
-use super::contents::Contents;
-use super::{AttentionParams, AttentionSpan, Segment, TILE, Tap};
+use super::{AttentionParams, AttentionSpan, SegmentList, TILE, Tap};
 use crate::codes::KeyConstants;
 use crate::disjoint::DisjointMut;
 use crate::simd::LANES;
@@ -30,16 +29,11 @@ pub(super) struct SpanWork<'a> {
     pub(super) first_row: usize,
     pub(super) num_rows: usize,
     pub(super) first_position: u64,
+    pub(super) memory: &'a [u8],
     /// Per KV head.
-    pub(super) segments: &'a [Vec<Segment<'a>>],
-    /// Per KV head, what its list holds.
-    contents: Vec<Contents>,
+    pub(super) segments: &'a [SegmentList],
     /// Per KV head, or empty.
     pub(super) constants: &'a [Option<&'a KeyConstants>],
-    /// Per KV head, the number of tokens before each segment; empty without a tap.
-    pub(super) first_tokens: Vec<Vec<usize>>,
-    /// Per KV head, the number of tokens.
-    pub(super) num_tokens: Vec<usize>,
     pub(super) tap: TapWork<'a>,
 }
 
@@ -53,49 +47,21 @@ pub(super) enum TapWork<'a> {
 impl<'a> SpanWork<'a> {
     /// Takes `span` apart and sizes its tap. Tapped rows start as scores of minus infinity.
     pub(super) fn new(params: &AttentionParams, span: &'a mut AttentionSpan<'_>) -> Self {
-        let AttentionSpan { first_row, num_rows, first_position, segments, constants, tap } = span;
-        let segments: &'a [Vec<Segment<'a>>] = segments;
-        let constants: &'a [Option<&'a KeyConstants>] = constants;
-        let contents = segments
-            .iter()
-            .enumerate()
-            .map(|(kv_head, list)| Contents::of(params, list, constants.get(kv_head).copied().flatten()));
-        let mut work = SpanWork {
-            first_row: *first_row,
-            num_rows: *num_rows,
-            first_position: u64::from(*first_position),
-            segments,
-            contents: contents.collect(),
-            constants,
-            first_tokens: Vec::new(),
-            num_tokens: Vec::new(),
-            tap: TapWork::None,
-        };
-        if matches!(tap, Tap::None) {
-            return work;
-        }
-        for list in segments {
-            let mut num_tokens = 0;
-            let first_tokens = list.iter().map(|segment| {
-                num_tokens += segment.len as usize;
-                num_tokens - segment.len as usize
-            });
-            work.first_tokens.push(first_tokens.collect());
-            work.num_tokens.push(num_tokens);
-        }
-        work.tap = match tap {
+        let AttentionSpan { first_row, num_rows, first_position, memory, segments, constants, tap } = span;
+        let num_tokens = segments.iter().map(SegmentList::num_tokens);
+        let tap = match tap {
             Tap::None => TapWork::None,
             Tap::Rows { from_row, out } => {
                 let num_tapped = num_rows.saturating_sub(*from_row) * params.group_size();
                 out.resize_with(params.num_kv_heads, Vec::new);
-                for (out, num_tokens) in out.iter_mut().zip(&work.num_tokens) {
+                for (out, num_tokens) in out.iter_mut().zip(num_tokens) {
                     out.clear();
                     out.resize(num_tapped * num_tokens, f32::NEG_INFINITY);
                 }
                 TapWork::Rows { from_row: *from_row, out: out.iter_mut().map(|out| DisjointMut::new(out)).collect() }
             }
             Tap::ColumnSums { out } => {
-                let sizes: Vec<_> = work.num_tokens.iter().map(|n| n * params.group_size()).collect();
+                let sizes = num_tokens.map(|n| n * params.group_size());
                 assert!(
                     out.iter().map(Vec::len).eq(sizes),
                     "column sums must be [group_size, tokens] for each KV head"
@@ -103,7 +69,15 @@ impl<'a> SpanWork<'a> {
                 TapWork::ColumnSums { out: out.iter_mut().map(|out| DisjointMut::new(out)).collect() }
             }
         };
-        work
+        SpanWork {
+            first_row: *first_row,
+            num_rows: *num_rows,
+            first_position: u64::from(*first_position),
+            memory,
+            segments,
+            constants,
+            tap,
+        }
     }
 }
 
@@ -196,13 +170,13 @@ impl Work {
         let queries_per_block = (max_block_rows(params.head_dim) / r).max(1);
         let mut blocks = Vec::new();
         for (index, span) in spans.iter().enumerate() {
-            for (kv_head, segments) in span.segments.iter().enumerate() {
-                let Contents { key_codes, has_rotated_values } = span.contents[kv_head];
-                let sums = if has_rotated_values { Sums::PlainAndRotated } else { Sums::Plain };
+            for (kv_head, list) in span.segments.iter().enumerate() {
+                let key_codes = list.key_codes();
+                let sums = if list.has_rotated_values() { Sums::PlainAndRotated } else { Sums::Plain };
                 for first_query in (0..span.num_rows).step_by(queries_per_block) {
                     let num_queries = queries_per_block.min(span.num_rows - first_query);
                     let position = span.first_position + first_query as u64;
-                    let tiles = visible_tiles(params, segments, position..position + num_queries as u64);
+                    let tiles = visible_tiles(params, list, position..position + num_queries as u64);
                     blocks.push(Block { span: index, kv_head, first_query, num_queries, tiles, sums, key_codes });
                 }
             }
@@ -252,8 +226,8 @@ fn tiles_of(tiles: &Range<u64>) -> u64 {
 }
 
 /// Tiles with positions that both the queries at `positions` can see and the list reaches.
-fn visible_tiles(params: &AttentionParams, segments: &[Segment<'_>], positions: Range<u64>) -> Range<u64> {
-    let (Some(first), Some(last)) = (segments.first(), segments.last()) else { return 0..0 };
+fn visible_tiles(params: &AttentionParams, list: &SegmentList, positions: Range<u64>) -> Range<u64> {
+    let (Some(first), Some(last)) = (list.segments().first(), list.segments().last()) else { return 0..0 };
     let start = params.sight(positions.start).oldest.max(u64::from(first.position)) / TILE;
     let end = positions.end.min(last.end()).div_ceil(TILE);
     start..end.max(start)

@@ -3,7 +3,7 @@
 use super::numbers::noise;
 use super::{Bound, Case, KernelSpeed, median};
 use crate::arena::Arena;
-use crate::attention::{AttentionParams, AttentionSpan, PagedAttention, ScoreArithmetic, Segment, Tap};
+use crate::attention::{AttentionParams, AttentionSpan, PagedAttention, ScoreArithmetic, Segment, SegmentList, Tap};
 use crate::codes::KeyConstants;
 use crate::compute::Compute;
 use crate::page::{PageFormat, PageLayout, recode};
@@ -55,6 +55,22 @@ impl Cached {
         TOKENS / PAGE_SIZE / self.stride
     }
 
+    /// The resident pages of a KV head, in the memory of its layer: those of a KV head side by side.
+    fn segments(&self, kv_head: usize) -> SegmentList {
+        let layout = self.layout();
+        let mut list = SegmentList::new(PAGE_SIZE, self.head_dim);
+        for page in 0..self.num_pages() {
+            list.push(Segment {
+                keys: layout.keys,
+                values: layout.values,
+                frame: (kv_head * self.num_pages() + page) * layout.bytes(),
+                position: (page * self.stride * PAGE_SIZE) as u32,
+                len: PAGE_SIZE as u32,
+            });
+        }
+        list
+    }
+
     /// Bytes of a layer's pages.
     fn layer_bytes(&self) -> usize {
         self.num_pages() * self.num_kv_heads * self.layout().bytes()
@@ -101,9 +117,20 @@ fn speed(compute: &Compute, cached: Cached, rows: usize) -> KernelSpeed {
     let q: Vec<f32> = (0..rows * num_heads * head_dim).map(noise).collect();
     let mut out = vec![0.0; q.len()];
     let mut attention = PagedAttention::default();
+    // The frames of all layers lie alike.
+    let segments: Vec<SegmentList> = (0..num_kv_heads).map(|kv_head| cached.segments(kv_head)).collect();
     let time = median(|| {
-        for layer in frames.bytes(0..num_bytes).chunks_exact(layer_bytes) {
-            attention.run(compute, &params, &mut [span(cached, layer, rows, &constants)], &q, &mut out);
+        for memory in frames.bytes(0..num_bytes).chunks_exact(layer_bytes) {
+            let span = AttentionSpan {
+                first_row: 0,
+                num_rows: rows,
+                first_position: (TOKENS - rows) as u32,
+                memory,
+                segments: &segments,
+                constants: vec![Some(&constants); num_kv_heads],
+                tap: Tap::None,
+            };
+            attention.run(compute, &params, &mut [span], &q, &mut out);
         }
     });
     check(cached, &layer, &constants, &out);
@@ -165,27 +192,6 @@ fn layer(compute: &Compute, cached: Cached, constants: &KeyConstants) -> Vec<u8>
             .expect("whole pages of a shape for codes");
     }
     frames
-}
-
-/// The last `rows` positions of the cache.
-fn span<'a>(cached: Cached, layer: &'a [u8], rows: usize, constants: &'a KeyConstants) -> AttentionSpan<'a> {
-    let layout = cached.layout();
-    let segment = |(index, frame)| Segment {
-        keys: layout.keys,
-        values: layout.values,
-        frame,
-        position: (index * cached.stride * PAGE_SIZE) as u32,
-        len: PAGE_SIZE as u32,
-    };
-    let heads = layer.chunks_exact(layer.len() / cached.num_kv_heads);
-    AttentionSpan {
-        first_row: 0,
-        num_rows: rows,
-        first_position: (TOKENS - rows) as u32,
-        constants: vec![Some(constants); cached.num_kv_heads],
-        segments: heads.map(|head| head.chunks_exact(layout.bytes()).enumerate().map(segment).collect()).collect(),
-        tap: Tap::None,
-    }
 }
 
 /// All values of KV head `g`.

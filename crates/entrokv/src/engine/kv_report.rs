@@ -19,7 +19,7 @@ pub struct KvReport {
     pub bytes_budget: Option<u64>,
     /// What the whole cache of the sequence would hold in global layers as it is written: not encoded, nothing evicted.
     pub bytes_full: u64,
-    /// Block tables, policy state, and the constants of codes.
+    /// Block tables and what attention reads of them, policy state, and the constants of codes.
     pub bytes_metadata: u64,
     /// What `schedule=once` let grow after its eviction.
     pub bytes_appended: u64,
@@ -42,6 +42,7 @@ impl KvReport {
             bytes_budget: eviction.filter(|_| !sequence.is_reading()).and_then(Eviction::budget_bytes),
             bytes_full: pages * kind.written_as().page_bytes(shape) * shape.num_global_groups() as u64,
             bytes_metadata: footprint.metadata_bytes
+                + sequence.segments.heap_bytes()
                 + eviction.map_or(0, Eviction::state_bytes)
                 + sequence.coding.as_ref().map_or(0, Coding::state_bytes),
             bytes_appended: eviction.map_or(0, |eviction| eviction.appended_bytes(footprint.global_bytes)),

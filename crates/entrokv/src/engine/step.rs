@@ -126,7 +126,7 @@ impl Engine {
         for item in work {
             let Some(sequence) = by_id.remove(&item.id) else { continue };
             let (reading, part_end) = (sequence.is_reading(), sequence.part_end());
-            let Sequence { tokens, computed, cache, coding, turn } = sequence;
+            let Sequence { tokens, computed, cache, segments, coding, turn } = sequence;
             let (first, end) = (*computed, *computed + item.tokens);
             let (constants, mut queries) = coding.as_mut().map(Coding::parts).unzip();
             if let Some(queries) = &mut queries {
@@ -135,7 +135,7 @@ impl Engine {
             batch.push(BatchSpan {
                 tokens: &tokens[first..end],
                 first_position: first as u32,
-                cache,
+                cache: segments.follow(cache),
                 constants: constants.unwrap_or(&[]),
                 logits: if end == tokens.len() { LogitsWanted::Last } else { LogitsWanted::None },
             });

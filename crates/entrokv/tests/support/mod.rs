@@ -11,6 +11,7 @@ use std::sync::Arc;
 use entrokv::gguf::Gguf;
 use entrokv::load::decoder;
 use entrokv::model::{BatchSpan, Decoder, LogitsWanted, ModelRunner, NoTaps};
+use entrokv::segments::SegmentLists;
 use entrokv::{Arithmetic, CacheShape, Isa, Model, ModelConfig, ModelOptions, PageKind, rope_factors};
 use entrokv_cache::{KvCache, PagePool};
 
@@ -72,7 +73,9 @@ impl Bench {
         for part in tokens.chunks(chunk) {
             let first_position = self.cache.logical_len() as u32;
             self.cache.grow(&mut self.pool, part.len()).unwrap();
-            let span = BatchSpan { tokens: part, first_position, cache: &self.cache, constants: &[], logits };
+            let mut segments = SegmentLists::new(&self.shape);
+            let cache = segments.follow(&self.cache);
+            let span = BatchSpan { tokens: part, first_position, cache, constants: &[], logits };
             let mut logits = self.runner.forward(&[span], &mut NoTaps).unwrap();
             rows.extend(logits.rows(0).map(|row| row.to_vec()));
             self.cache.slide_windows(&mut self.pool);

@@ -41,13 +41,14 @@ impl CodedCache {
         CodedCache { cache, constants }
     }
 
-    fn span(&self, first_row: usize, num_rows: usize, first_position: u32, tap: Tap) -> AttentionSpan<'_> {
-        let constants = self.constants.iter().map(Some).collect();
-        AttentionSpan { constants, ..self.cache.span(first_row, num_rows, first_position, tap) }
+    fn constants(&self) -> Vec<Option<&KeyConstants>> {
+        self.constants.iter().map(Some).collect()
     }
 
     fn run(&self, compute: &Compute, q: &[f32], first_position: u32, tap: Tap) -> (Vec<f32>, Tap) {
-        let mut spans = [self.span(0, self.num_rows(q), first_position, tap)];
+        let laid_out = self.cache.laid_out(Order::Ascending);
+        let span = laid_out.span(0, self.num_rows(q), first_position, tap);
+        let mut spans = [AttentionSpan { constants: self.constants(), ..span }];
         let mut out = vec![f32::NAN; q.len()];
         paged_attention(compute, &self.cache.params, &mut spans, q, &mut out);
         let [span] = spans;
@@ -55,7 +56,9 @@ impl CodedCache {
     }
 
     fn run_naive(&self, q: &[f32], first_position: u32, tap: Tap) -> (Vec<f32>, Tap) {
-        let mut spans = [self.span(0, self.num_rows(q), first_position, tap)];
+        let laid_out = self.cache.laid_out(Order::Ascending);
+        let span = laid_out.span(0, self.num_rows(q), first_position, tap);
+        let mut spans = [AttentionSpan { constants: self.constants(), ..span }];
         let mut out = vec![f32::NAN; q.len()];
         naive::attention(&self.cache.params, &mut spans, q, &mut out, |x| x);
         let [span] = spans;
@@ -333,16 +336,7 @@ fn many_small_weights_beside_a_large_one_are_not_lost() {
 #[should_panic(expected = "rotated keys need constants of 64 channels")]
 fn rotated_keys_without_constants_panic() {
     let cache = CodedCache::new(&mut Random(28), params(1, 1, 64, 16), 16, &[PageFormat::Tq4]);
-    let mut span = cache.span(0, 1, 15, Tap::None);
-    span.constants = Vec::new();
-    paged_attention(&compute(Isa::detect(), 1), &cache.cache.params, &mut [span], &[0.0; 64], &mut [0.0; 64]);
-}
-
-#[test]
-#[should_panic(expected = "start at multiples of 16")]
-fn coded_pages_between_strips_panic() {
-    let cache = CodedCache::new(&mut Random(29), params(1, 1, 64, 16), 16, &[PageFormat::Q8_0]);
-    let mut span = cache.span(0, 1, 15, Tap::None);
-    span.segments[0][0].position = 8;
-    paged_attention(&compute(Isa::detect(), 1), &cache.cache.params, &mut [span], &[0.0; 64], &mut [0.0; 64]);
+    let laid_out = cache.cache.laid_out(Order::Ascending);
+    let mut span = [laid_out.span(0, 1, 15, Tap::None)];
+    paged_attention(&compute(Isa::detect(), 1), &cache.cache.params, &mut span, &[0.0; 64], &mut [0.0; 64]);
 }
