@@ -111,7 +111,7 @@ pub enum Tap {
         /// The first tapped row, counted within the span.
         from_row: usize,
         /// Filled by the kernel: per KV head `[tapped rows, group_size, tokens in segment order]`, 0 for tokens the row
-        /// does not see. What was in it is lost, its allocations are used again.
+        /// does not see. What was in it is lost, its memory is used again.
         out: Vec<Vec<f32>>,
     },
     /// The sum of the softmax probabilities over the span's rows.

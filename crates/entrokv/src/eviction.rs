@@ -66,6 +66,8 @@ pub(crate) struct Eviction {
     first_group: Vec<Option<usize>>,
     /// Prompt rows added into the column sums so far, where the policy asked for those.
     num_summed_rows: Vec<usize>,
+    /// The rows of a token generated, per KV head of a layer: what attention fills, layer after layer and step after step.
+    step_rows: Vec<Vec<f32>>,
     /// Bytes held right after the last eviction at a prompt's end.
     held_after_prompt: Option<u64>,
     report: EvictionReport,
@@ -124,6 +126,7 @@ impl Eviction {
             num_summed_rows: vec![0; shape.layers.len()],
             groups,
             first_group,
+            step_rows: Vec::new(),
             held_after_prompt: None,
             report: EvictionReport::default(),
         })
@@ -173,9 +176,9 @@ impl Eviction {
     }
 
     /// What attention should record of the row of a generated token.
-    pub(crate) fn tap_answer(&self, layer: usize) -> Tap {
+    pub(crate) fn tap_answer(&mut self, layer: usize) -> Tap {
         if self.first_group[layer].is_some() && self.policy.needs().step_rows && self.resolved.is_some() {
-            Tap::Rows { from_row: 0, out: Vec::new() }
+            Tap::Rows { from_row: 0, out: std::mem::take(&mut self.step_rows) }
         } else {
             Tap::None
         }
@@ -201,6 +204,10 @@ impl Eviction {
                     let (positions, rows) = (columns.as_slice(), out[kv_head].as_slice());
                     group[0].scorer.observe(AttentionRows { source, group_size, positions, rows });
                 });
+                // The rows of a prompt are many; their memory is not kept.
+                if source == RowSource::Step {
+                    self.step_rows = out;
+                }
             }
         }
     }
@@ -390,7 +397,9 @@ impl Eviction {
 
     /// Memory of the policy's own state.
     pub(crate) fn state_bytes(&self) -> u64 {
-        self.groups.iter().map(|g| g.scorer.state_bytes() + (g.column_sums.capacity() * size_of::<f32>()) as u64).sum()
+        let sums = self.groups.iter().map(|group| &group.column_sums);
+        let floats: usize = sums.chain(&self.step_rows).map(Vec::capacity).sum();
+        self.groups.iter().map(|group| group.scorer.state_bytes()).sum::<u64>() + (floats * size_of::<f32>()) as u64
     }
 
     /// What eviction did so far, all turns counted.

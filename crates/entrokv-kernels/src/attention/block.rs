@@ -160,7 +160,26 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// Where the scores of `row` go in the tap, and the number of tokens there; `None` if the row is not tapped.
+    /// The tokens at the positions of `tiles`, counted within the list.
+    fn tokens_of(&self, tiles: &Range<u64>) -> Range<usize> {
+        let list = &self.span.segments[self.block.kv_head];
+        list.tokens_before(tiles.start * TILE)..list.tokens_before(tiles.end * TILE)
+    }
+
+    /// Lets the tapped rows hold minus infinity for the tokens of `tiles`, where no score will be.
+    ///
+    /// # Safety
+    /// - Nobody else uses the scores of these tokens of the block's rows at a time.
+    unsafe fn clear_tap(&self, tiles: &Range<u64>) {
+        let TapWork::Rows { .. } = &self.span.tap else { return };
+        let tokens = self.tokens_of(tiles);
+        for (tap, place) in (0..self.num_rows).filter_map(|row| self.tapped(row)) {
+            // SAFETY: as the caller promises.
+            unsafe { tap.part(place.start + tokens.start..place.start + tokens.end) }.fill(f32::NEG_INFINITY);
+        }
+    }
+
+    /// Where the scores of `row` go in the tap; `None` if the row is not tapped.
     fn tapped(&self, row: usize) -> Option<(&'a DisjointMut<'a, f32>, Range<usize>)> {
         let TapWork::Rows { from_row, out } = &self.span.tap else { return None };
         let tapped_row = self.query(row).checked_sub(*from_row)?;
@@ -198,6 +217,8 @@ impl Kernel for Attend<'_> {
         rows.load_queries(s, &mut scratch.queries, &mut scratch.coded);
         let block = std::slice::from_ref(rows.block);
         let mut reader = reader(call, block, Parts::KeysAndValues, item.tiles.clone());
+        // SAFETY: the tokens of its tiles are the item's until it is finished.
+        unsafe { rows.clear_tap(&item.tiles) };
 
         if let Some(kept) = &item.kept {
             // SAFETY: the ranges of items are disjoint.
@@ -254,6 +275,11 @@ impl Kernel for MergeKept<'_> {
 /// Writes a block's rows of the output, their probabilities where tapped, and their statistics.
 fn finish<S: Simd>(s: S, rows: Rows<'_>, merged: &Partial<'_>) {
     let mut both: RowSums = [[0.0; LANES]; MAX_LEN / LANES];
+    let tiles = &rows.block.tiles;
+    for out_of_sight in [0..tiles.start, tiles.end..u64::MAX / TILE] {
+        // SAFETY: a row belongs to one block, whose items are done.
+        unsafe { rows.clear_tap(&out_of_sight) };
+    }
     for (row, mut sums) in merged.sums.chunks_exact(rows.padded_dim).enumerate() {
         if let Some(rotated) = merged.rotated.chunks_exact(rows.padded_dim).nth(row) {
             s.vectorize(RotateBack { rotated, plain: sums, out: &mut both });

@@ -133,6 +133,13 @@ impl SegmentList {
         self.first_tokens.get(place).map_or(self.num_tokens, |&first_token| first_token as usize)
     }
 
+    /// Number of tokens before `position`.
+    pub(super) fn tokens_before(&self, position: u64) -> usize {
+        let place = self.segments.partition_point(|segment| segment.end() <= position);
+        let inside = self.segments.get(place).map_or(0, |segment| position.saturating_sub(u64::from(segment.position)));
+        self.first_token(place) + inside as usize
+    }
+
     /// Codes of its keys.
     pub(super) fn key_codes(&self) -> KeyCodes {
         PageFormat::ALL
@@ -199,6 +206,15 @@ mod tests {
         emptied.truncate(0);
         emptied.push(segment(5, 7));
         assert_eq!(emptied, list(16, [segment(5, 7)]));
+    }
+
+    #[test]
+    fn tokens_before_a_position_are_counted_over_gaps() {
+        let list = list(8, [segment(3, 5), segment(8, 8), segment(40, 2)]);
+        for (position, want) in [(0, 0), (3, 0), (4, 1), (8, 5), (15, 12), (16, 13), (39, 13), (41, 14), (99, 15)] {
+            assert_eq!(list.tokens_before(position), want, "position {position}");
+        }
+        assert_eq!([0, 1, 2, 3].map(|place| list.first_token(place)), [0, 5, 13, 15]);
     }
 
     #[test]

@@ -256,7 +256,7 @@ fn equals_the_f64_oracle_on_random_shapes() {
         }
         let tap = match random.below(3) {
             0 => Tap::None,
-            1 => Tap::Rows { from_row: random.below(num_rows + 1), out: vec![vec![7.0; 3]] },
+            1 => Tap::Rows { from_row: random.below(num_rows + 1), out: vec![vec![7.0; 1 << 16]; 3] },
             _ => Tap::ColumnSums { out: cache.column_sums() },
         };
         let [exact, rounded] = [Isa::SCALAR, Isa::detect()].map(|isa| {

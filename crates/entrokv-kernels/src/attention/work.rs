@@ -45,7 +45,7 @@ pub(super) enum TapWork<'a> {
 }
 
 impl<'a> SpanWork<'a> {
-    /// Takes `span` apart and sizes its tap. Tapped rows start as scores of minus infinity.
+    /// Takes `span` apart and sizes its tap.
     pub(super) fn new(params: &AttentionParams, span: &'a mut AttentionSpan<'_>) -> Self {
         let AttentionSpan { first_row, num_rows, first_position, memory, segments, constants, tap } = span;
         let num_tokens = segments.iter().map(SegmentList::num_tokens);
@@ -54,9 +54,9 @@ impl<'a> SpanWork<'a> {
             Tap::Rows { from_row, out } => {
                 let num_tapped = num_rows.saturating_sub(*from_row) * params.group_size();
                 out.resize_with(params.num_kv_heads, Vec::new);
+                // Whoever attends a block fills its rows: what they hold here is nobody's business.
                 for (out, num_tokens) in out.iter_mut().zip(num_tokens) {
-                    out.clear();
-                    out.resize(num_tapped * num_tokens, f32::NEG_INFINITY);
+                    out.resize(num_tapped * num_tokens, 0.0);
                 }
                 TapWork::Rows { from_row: *from_row, out: out.iter_mut().map(|out| DisjointMut::new(out)).collect() }
             }

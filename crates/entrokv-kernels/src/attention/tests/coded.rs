@@ -111,7 +111,7 @@ fn equals_the_f64_oracle_on_random_lists() {
         let q = random.normals(num_rows * params.num_heads * params.head_dim);
         let tap = match random.below(3) {
             0 => Tap::None,
-            1 => Tap::Rows { from_row: random.below(num_rows + 1), out: vec![vec![7.0; 3]] },
+            1 => Tap::Rows { from_row: random.below(num_rows + 1), out: vec![vec![7.0; 1 << 16]; 3] },
             _ => Tap::ColumnSums { out: cache.cache.column_sums() },
         };
         let (want, want_tap) = cache.run_naive(&q, first_position, tap.clone());
