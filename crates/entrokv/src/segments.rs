@@ -95,7 +95,7 @@ mod tests {
     }
 
     /// A global and a window layer of two KV heads under a random history: growth by a token or a chunk, pages freed and
-    /// re-encoded, windows that slide. Lists follow at random moments, so that they miss any number of revisions.
+    /// re-encoded, tokens moved together, windows that slide. Lists follow at random moments, so that they miss any number of revisions.
     #[test]
     fn lists_that_followed_are_lists_made_anew() {
         for seed in 0..40 {
@@ -107,7 +107,7 @@ mod tests {
             let mut state = seed;
             let mut largest = 0;
             for step in 0..300 {
-                match random(&mut state) % 6 {
+                match random(&mut state) % 7 {
                     0 => cache.grow(&mut pool, random(&mut state) as usize % 200).unwrap(),
                     1 | 2 => cache.grow(&mut pool, 1).unwrap(),
                     3 | 4 => {
@@ -121,6 +121,15 @@ mod tests {
                         };
                         let fates: Vec<PageFate> = cache.table(group).iter().map(fate).collect();
                         cache.apply(&mut pool, group, &fates, &mut |_| ()).unwrap();
+                    }
+                    5 => {
+                        // Tokens moved together: the pages that stay are the first ones, full of others.
+                        let group = KvGroup { layer: 0, kv_head: random(&mut state) as u32 % 2 };
+                        let closed = cache.table(group).len() - usize::from(cache.open_page().is_some());
+                        if cache.is_by_token(group) && random(&mut state).is_multiple_of(4) {
+                            let kept: Vec<u32> = (0..16 * closed as u32 / 32 * 16).map(|token| 2 * token).collect();
+                            cache.compact(&mut pool, group, &kept, &mut |_, _| ()).unwrap();
+                        }
                     }
                     _ => {
                         cache.slide_windows(&mut pool);
