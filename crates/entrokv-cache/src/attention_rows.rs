@@ -5,6 +5,7 @@
 //! 2. A row's entry is the attention mass of one query head on one token; tokens after the row's query have mass 0.
 //! 3. Pieces of one prompt arrive in ascending row order, and the columns of a piece end with its last row's own token.
 
+use crate::gate_tap::GateTap;
 use crate::resident_tokens::TokenTap;
 
 /// Attention rows of one KV group, as a policy asked for them in [`Taps`].
@@ -67,9 +68,10 @@ pub enum RowSource {
 }
 
 /// Which prompt rows a policy reads.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RowTap {
     /// None.
+    #[default]
     None,
     /// The last prompt query's row.
     Last,
@@ -80,7 +82,7 @@ pub enum RowTap {
 }
 
 /// What a policy asks attention to hand over; nothing else is computed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Taps {
     /// Rows of the prompt.
     pub prompt: RowTap,
@@ -88,13 +90,21 @@ pub struct Taps {
     pub step_rows: bool,
     /// What it reads of the resident tokens when it decides.
     pub tokens: TokenTap,
+    /// The gate whose scores it reads when it decides.
+    pub gate: GateTap,
 }
 
 impl Taps {
     /// Nothing of attention; of the resident tokens `tokens`.
     #[must_use]
     pub const fn of_tokens(tokens: TokenTap) -> Taps {
-        Taps { prompt: RowTap::None, step_rows: false, tokens }
+        Taps { prompt: RowTap::None, step_rows: false, tokens, gate: GateTap::None }
+    }
+
+    /// The scores of `gate`, and nothing else.
+    #[must_use]
+    pub const fn of_gate(gate: GateTap) -> Taps {
+        Taps { gate, ..Taps::of_tokens(TokenTap::None) }
     }
 
     /// What is asked for, in words; positions are there for every policy.
@@ -112,7 +122,12 @@ impl Taps {
             TokenTap::Keys => Some("keys"),
             TokenTap::KeysAndValues => Some("keys and values"),
         };
-        std::iter::once("positions").chain([rows, steps, tokens].into_iter().flatten()).collect()
+        let gate = match self.gate {
+            GateTap::None => None,
+            GateTap::FastKvzip | GateTap::Kvzap | GateTap::Projection => Some("layer inputs"),
+            GateTap::QueryChannel => Some("queries before RoPE"),
+        };
+        std::iter::once("positions").chain([rows, steps, tokens, gate].into_iter().flatten()).collect()
     }
 }
 

@@ -16,6 +16,7 @@ pub mod budget;
 pub mod certificate;
 pub mod encoding;
 pub mod entropy;
+pub mod gate_tap;
 pub mod head_pooling;
 mod headwise_scorer;
 pub mod kv_cache;
@@ -45,6 +46,7 @@ pub use budget::{Budget, BudgetError, BudgetParseError, Ratio, RatioError, Resol
 pub use certificate::{Certificates, FiniteContext};
 pub use encoding::{Encoding, EncodingError};
 pub use entropy::{MIN_RESIDUAL_MASS, RenyiOrder, head_weights, residual_entropy};
+pub use gate_tap::GateTap;
 pub use head_pooling::HeadPooling;
 pub use kv_cache::{
     Applied, FateError, Footprint, KindFootprint, KvCache, PageFate, PageMove, PagePlace, ResidentPage, Revision, Slot,
@@ -57,7 +59,9 @@ pub use page_entro_kv::{
 };
 pub use page_kind::{KindShapeError, PageKind, PageKindError};
 pub use pins::{OpenPage, Pins, RecentPages};
-pub use policy::{EvictionPolicy, Granularity, POLICIES, PageScorer, PolicyEntry, PolicyError, Sharing, parse_policy};
+pub use policy::{
+    EvictionPolicy, Granularity, POLICIES, PageScorer, PolicyEntry, PolicyError, Release, Sharing, parse_policy,
+};
 pub use pool::{ClassUsage, Frame, PagePool, PoolExhausted};
 pub use pooled_pages::PooledPages;
 pub use pyramid::{Pyramid, PyramidForm};

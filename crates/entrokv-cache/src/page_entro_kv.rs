@@ -35,7 +35,6 @@ use crate::attention_rows::Taps;
 use crate::pins::Pins;
 use crate::policy::{EvictionPolicy, Granularity, PageScorer, PolicyError, Schedule};
 use crate::policy_options::OptionSet;
-use crate::resident_tokens::TokenTap;
 use crate::shape::{CacheShape, KvGroup};
 
 const OPTIONS: OptionSet<PageEntroKvOptions> = OptionSet {
@@ -123,7 +122,7 @@ impl EvictionPolicy for PageEntroKv {
 
     fn needs(&self) -> Taps {
         let step_rows = self.options.schedule.goes_on();
-        Taps { prompt: self.options.row.tap(), step_rows, tokens: TokenTap::None }
+        Taps { prompt: self.options.row.tap(), step_rows, ..Taps::default() }
     }
 
     fn schedule(&self) -> Schedule {

@@ -6,11 +6,13 @@
 mod ada_kv;
 mod cur;
 mod fast_gen;
+mod fast_kvzip;
 mod h2o;
 mod head_mean;
 mod k_norm;
 mod key_diff;
 mod kv_compress;
+mod kvzap;
 mod lag_kv;
 mod paged_eviction;
 mod pool_kind;
@@ -29,10 +31,12 @@ mod tova;
 pub use ada_kv::AdaKv;
 pub use cur::{Cur, CurCombine};
 pub use fast_gen::FastGen;
+pub use fast_kvzip::{FastKvzip, KeptWindow};
 pub use h2o::{H2o, ObservedAttention};
 pub use k_norm::KNorm;
 pub use key_diff::KeyDiff;
 pub use kv_compress::KvCompress;
+pub use kvzap::Kvzap;
 pub use lag_kv::LagKv;
 pub use paged_eviction::PagedEviction;
 pub use pool_kind::PoolKind;
@@ -46,7 +50,15 @@ pub use streaming_llm::StreamingLlm;
 pub use token_part::TokenPart;
 pub use tova::Tova;
 
+use crate::resident_tokens::ResidentTokens;
+
 /// `sqrt(sum x_i^2)`, summed in f64.
 fn norm(x: &[f32]) -> f64 {
     x.iter().map(|&x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt()
+}
+
+/// How many of the oldest tokens have left a window of so many newest positions.
+fn past_window(tokens: ResidentTokens<'_>, window: usize) -> usize {
+    let first = (tokens.next_position() as usize).saturating_sub(window);
+    tokens.positions.partition_point(|&position| (position as usize) < first)
 }

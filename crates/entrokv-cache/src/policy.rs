@@ -5,6 +5,7 @@
 //! [`Budget`](crate::Budget) and [`select_pages`](crate::select_pages), alike for every policy.
 
 use std::fmt;
+use std::path::Path;
 
 use thiserror::Error;
 
@@ -13,8 +14,8 @@ use crate::attention_rows::{AttentionRows, PageSpan, Taps};
 use crate::page_entro_kv::PageEntroKv;
 use crate::pins::Pins;
 use crate::policies::{
-    AdaKv, Cur, FastGen, H2o, KNorm, KeyDiff, KvCompress, LagKv, ObservedAttention, PagedEviction, PyramidKv, RKv,
-    Random, RocketKv, Scissorhands, SnapKv, StreamingLlm, Tova,
+    AdaKv, Cur, FastGen, FastKvzip, H2o, KNorm, KeyDiff, KvCompress, Kvzap, LagKv, ObservedAttention, PagedEviction,
+    PyramidKv, RKv, Random, RocketKv, Scissorhands, SnapKv, StreamingLlm, Tova,
 };
 use crate::pooled_pages::PooledPages;
 use crate::resident_tokens::ResidentTokens;
@@ -51,8 +52,28 @@ pub trait EvictionPolicy: fmt::Debug + fmt::Display + Send + Sync {
         Granularity::Page
     }
 
+    /// What it gives up beside what the budget has no room for.
+    fn release(&self) -> Release {
+        Release::OverBudget
+    }
+
+    /// The file beside the model that it was given: what [`Taps::gate`] is computed with. It is read by whoever runs the model.
+    fn file(&self) -> Option<&Path> {
+        None
+    }
+
     /// A fresh scorer of one KV group; `shape` has pages of one token where tokens are decided about one by one.
     fn scorer(&self, shape: &CacheShape, group: KvGroup) -> Box<dyn PageScorer>;
+}
+
+/// Which pages go at a decision.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Release {
+    /// Those the budget has no room for, lowest scores first.
+    #[default]
+    OverBudget,
+    /// These, and whatever room there is what is not pinned and has a score of minus infinity.
+    Marked,
 }
 
 /// Which KV groups keep the same pages.
@@ -133,11 +154,16 @@ pub struct PolicyEntry {
 }
 
 impl PolicyEntry {
-    /// The policy with its defaults.
+    /// The policy with its defaults, and without the file it may require.
     #[must_use]
     pub fn default_policy(&self) -> Box<dyn EvictionPolicy> {
         (self.parse)(None).expect("no option is a bad option")
     }
+}
+
+/// As [`entry`], of a policy that nothing can be scored with before it is given its gates.
+const fn gated(name: &'static str, paper: &'static str, parse: Parse) -> PolicyEntry {
+    PolicyEntry { requires_file: true, ..entry(name, paper, parse) }
 }
 
 const fn entry(name: &'static str, paper: &'static str, parse: Parse) -> PolicyEntry {
@@ -154,10 +180,12 @@ pub const POLICIES: &[PolicyEntry] = &[
     entry(AdaKv::NAME, "Ada-KV, Feng et al. 2024", AdaKv::parse),
     entry(Cur::NAME, "CurDKV, Sengupta et al. 2025", Cur::parse),
     entry(FastGen::NAME, "FastGen, Ge et al. 2024", FastGen::parse),
+    gated(FastKvzip::NAME, "Fast KVzip, Kim et al. 2026", FastKvzip::parse),
     entry(H2o::NAME, "H2O, Zhang et al. 2023", H2o::parse),
     entry(KeyDiff::NAME, "KeyDiff, Park et al. 2025", KeyDiff::parse),
     entry(KNorm::NAME, "Devoto et al. 2024", KNorm::parse),
     entry(KvCompress::NAME, "KV-Compress, Rehg 2024", KvCompress::parse),
+    gated(Kvzap::NAME, "KVzap, Jegou and Jeblick 2026", Kvzap::parse),
     entry(LagKv::NAME, "LagKV, Liang et al. 2025", LagKv::parse),
     entry(ObservedAttention::NAME, "the average form of H2O in kvpress", ObservedAttention::parse),
     entry(PagedEviction::NAME, "PagedEviction, Chitty-Venkata et al. 2025", PagedEviction::parse),
@@ -189,7 +217,11 @@ pub fn parse_policy(text: &str) -> Result<Box<dyn EvictionPolicy>, PolicyError> 
         None => (text.trim(), None),
     };
     match POLICIES.iter().find(|entry| entry.name == name) {
-        Some(entry) => (entry.parse)(options),
+        Some(entry) => {
+            let policy = (entry.parse)(options)?;
+            let lacks_file = entry.requires_file && policy.file().is_none();
+            if lacks_file { Err(PolicyError::NeedsGates { policy: entry.name }) } else { Ok(policy) }
+        }
         None if name == "none" => Err(PolicyError::NoPolicy),
         None => Err(PolicyError::UnknownPolicy { got: name.to_owned() }),
     }
@@ -238,6 +270,12 @@ pub enum PolicyError {
         expected: String,
         /// The value given.
         got: String,
+    },
+    /// A policy of gates without its gates.
+    #[error("{policy} needs gates trained for the model: {policy}:gates=FILE, a file of the safetensors format")]
+    NeedsGates {
+        /// The policy.
+        policy: &'static str,
     },
     /// A key given more than once.
     #[error("option `{key}` of {policy} is given twice")]

@@ -3,6 +3,7 @@
 //! Invariant: the canonical text of any options, read back, gives the same options.
 
 use std::fmt;
+use std::path::{Path, PathBuf};
 
 use crate::policy::{EvictionPolicy, PolicyError};
 use crate::token_policy::{Options, TokenMethod, TokenPolicy};
@@ -140,6 +141,16 @@ impl<M: TokenMethod + 'static> OptionSet<Options<M>> {
 /// An integer that is `least` or more.
 pub(crate) fn at_least(text: &str, least: usize) -> Option<usize> {
     text.parse().ok().filter(|number| *number >= least)
+}
+
+/// A file's name. One with a comma in it cannot be spelled, since commas part options.
+pub(crate) fn file(text: &str) -> Option<PathBuf> {
+    (!text.is_empty()).then(|| PathBuf::from(text))
+}
+
+/// The text of a file's name; empty where none is given.
+pub(crate) fn file_text(file: Option<&Path>) -> String {
+    file.map_or_else(String::new, |file| file.display().to_string())
 }
 
 /// The value a word stands for.

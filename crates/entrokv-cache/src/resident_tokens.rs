@@ -9,6 +9,9 @@ pub struct ResidentTokens<'a> {
     pub keys: &'a [f32],
     /// Values `[tokens, head_dim]`; empty unless asked for.
     pub values: &'a [f32],
+    /// What the policy's gate said of each token when it was read, `[tokens]`; empty unless
+    /// [`Taps::gate`](crate::Taps::gate) names one.
+    pub gates: &'a [f32],
 }
 
 /// What of the resident tokens a policy reads when it decides, beside their positions.
@@ -34,6 +37,12 @@ impl<'a> ResidentTokens<'a> {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.positions.is_empty()
+    }
+
+    /// One past the newest position: that of the token to come.
+    #[must_use]
+    pub fn next_position(&self) -> u32 {
+        self.positions.last().map_or(0, |newest| newest + 1)
     }
 
     /// The key of each token, `[head_dim]`.

@@ -6,6 +6,7 @@
 //! A method of one's own is a [`TokenMethod`] and its [`TokenScorer`]; [`TokenPolicy::new`] makes a policy of it.
 
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 
 use crate::allotment::Allotment;
@@ -14,7 +15,7 @@ use crate::head_pooling::HeadPooling;
 use crate::headwise_scorer::HeadwiseScorer;
 use crate::page_entro_kv::BlockProjection;
 use crate::pins::{Pins, RecentPages};
-use crate::policy::{EvictionPolicy, Granularity, PageScorer, Schedule, Sharing};
+use crate::policy::{EvictionPolicy, Granularity, PageScorer, Release, Schedule, Sharing};
 use crate::policy_options::{OptionKey, spelling, word};
 use crate::resident_tokens::ResidentTokens;
 use crate::shape::{CacheShape, KvGroup};
@@ -27,6 +28,17 @@ pub trait TokenMethod: fmt::Debug + Send + Sync {
     /// What its scorers are shown; nothing else is computed. Rows of decoded tokens are only worth asking for if pages go
     /// while decoding.
     fn needs(&self, schedule: Schedule) -> Taps;
+
+    /// What it gives up beside what the budget has no room for: a page goes as marked when all its tokens have a score of minus
+    /// infinity.
+    fn release(&self) -> Release {
+        Release::OverBudget
+    }
+
+    /// The file its gate is computed with.
+    fn file(&self) -> Option<&Path> {
+        None
+    }
 
     /// A fresh scorer of one KV group.
     fn scorer(&self, shape: &CacheShape, group: KvGroup) -> Box<dyn TokenScorer>;
@@ -217,6 +229,14 @@ impl EvictionPolicy for TokenPolicy {
 
     fn granularity(&self) -> Granularity {
         self.axes.granularity
+    }
+
+    fn release(&self) -> Release {
+        self.method.release()
+    }
+
+    fn file(&self) -> Option<&Path> {
+        self.method.file()
     }
 
     fn scorer(&self, shape: &CacheShape, group: KvGroup) -> Box<dyn PageScorer> {

@@ -6,12 +6,17 @@
 mod golden_layer;
 
 use entrokv_cache::{parse_policy, select_pages};
-use golden_layer::{GoldenLayer, golden, indices};
+use golden_layer::{GoldenLayer, floats, golden, indices};
 use serde_json::Value;
 
 /// Scores `[KV heads][tokens]` that the policy `text` gives the golden tensors.
 fn scores(text: &str) -> Vec<Vec<f32>> {
-    GoldenLayer::read().scores(&*parse_policy(text).unwrap())
+    scores_with_gates(text, &[])
+}
+
+/// The same, where each KV head's gate has said `gates` of the tokens.
+fn scores_with_gates(text: &str, gates: &[Vec<f32>]) -> Vec<Vec<f32>> {
+    GoldenLayer { gates: gates.to_vec(), ..GoldenLayer::read() }.scores(&*parse_policy(text).unwrap())
 }
 
 /// What a golden file says of one set of options.
@@ -240,4 +245,39 @@ fn heads_of_a_layer_have_the_mean_of_their_scores() {
         let mean: Vec<f32> = got[0].iter().zip(&got[1]).map(|(a, b)| (a + b) / 2.0).collect();
         assert_close(&[mean], &expected[..1], text);
     }
+}
+
+/// The gates themselves are checked where they are computed, in the engine; here what is made of their scores.
+#[test]
+fn tokens_below_a_threshold_go_when_they_have_left_the_window() {
+    let file = golden("kvzap");
+    for case in file["cases"].as_array().unwrap() {
+        let gates: Vec<Vec<f32>> = case["scores"].as_array().unwrap().iter().map(floats).collect();
+        assert_eq!(scores_with_gates("kvzap:gates=x", &gates), gates);
+        for cut in case["by_threshold"].as_array().unwrap() {
+            let text = format!("kvzap:gates=x,window=8,tau={}", cut["threshold"]);
+            for (scores, kept) in scores_with_gates(&text, &gates).iter().zip(cut["tokens"].as_array().unwrap()) {
+                let held: Vec<u64> =
+                    (0..scores.len() as u64).filter(|&t| scores[t as usize] > f32::NEG_INFINITY).collect();
+                assert_eq!(&serde_json::json!(held), kept, "{text}");
+            }
+        }
+    }
+}
+
+#[test]
+fn fast_kvzip_keeps_the_sinks_and_the_window_and_then_what_its_gate_says() {
+    let Case { scores: expected, kept } = case("fast-kvzip", "gate", "scores");
+    // The file says nothing of tokens that are protected.
+    let gates: Vec<Vec<f32>> =
+        expected.iter().map(|row| row.iter().map(|score| score.unwrap_or(0.0)).collect()).collect();
+    let got = scores_with_gates("fast-kvzip:gates=x,window=6", &gates);
+    let mut checked = 0;
+    for Kept { count, tokens } in kept.iter().filter(|kept| kept.count >= 10) {
+        for (scores, kept) in got.iter().zip(tokens) {
+            assert_eq!(select_pages(scores, *count, &[0, 1, 2, 3]).as_slice(), kept, "{count} tokens");
+            checked += 1;
+        }
+    }
+    assert!(checked >= 4, "{checked}");
 }

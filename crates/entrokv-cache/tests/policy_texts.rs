@@ -4,7 +4,7 @@
 
 use entrokv_cache::{
     Allotment, BlockProjection, Granularity, ObservedRow, POLICIES, PageEntroKv, PageEntroKvOptions, PoolOn,
-    PooledPages, Pooling, RecentPages, RenyiOrder, RowTap, Schedule, Taps, TokenTap, parse_policy,
+    PooledPages, Pooling, RecentPages, RenyiOrder, RowTap, Schedule, Taps, parse_policy,
 };
 
 fn options(text: &str) -> PageEntroKvOptions {
@@ -61,7 +61,7 @@ fn policies_say_what_they_need() {
         Case {
             text: "page-entro-kv",
             name: "page-entro-kv",
-            taps: Taps { prompt: RowTap::Last, step_rows: true, tokens: TokenTap::None },
+            taps: Taps { prompt: RowTap::Last, step_rows: true, ..Taps::default() },
             schedule: Schedule::Rolling,
             sink_tokens: 4,
             recent_pages: RecentPages::Count(0),
@@ -69,7 +69,7 @@ fn policies_say_what_they_need() {
         Case {
             text: "page-entro-kv:preset=serving",
             name: "page-entro-kv",
-            taps: Taps { prompt: RowTap::Window(32), step_rows: true, tokens: TokenTap::None },
+            taps: Taps { prompt: RowTap::Window(32), step_rows: true, ..Taps::default() },
             schedule: Schedule::Rolling,
             sink_tokens: 4,
             recent_pages: RecentPages::Quarter,
@@ -77,7 +77,7 @@ fn policies_say_what_they_need() {
         Case {
             text: "mean-pages:schedule=once,row=accumulated,sinks=0,recent=2",
             name: "mean-pages",
-            taps: Taps { prompt: RowTap::Accumulated, step_rows: false, tokens: TokenTap::None },
+            taps: Taps { prompt: RowTap::Accumulated, step_rows: false, ..Taps::default() },
             schedule: Schedule::Once,
             sink_tokens: 0,
             recent_pages: RecentPages::Count(2),
@@ -109,7 +109,7 @@ fn the_mean_is_the_mean_and_the_maximum_the_maximum_whatever_the_preset() {
 #[test]
 fn wrong_spellings_say_what_would_be_right() {
     let refused = |text: &str| parse_policy(text).unwrap_err().to_string();
-    let known = "page-entro-kv, mean-pages, max-pages, ada-kv, cur, fastgen, h2o, keydiff, knorm, kv-compress, lagkv, \
+    let known = "page-entro-kv, mean-pages, max-pages, ada-kv, cur, fastgen, fast-kvzip, h2o, keydiff, knorm, kv-compress, kvzap, lagkv, \
                  observed-attention, paged-eviction, pyramid-kv, r-kv, random, rocketkv, scissorhands, snapkv, \
                  streaming-llm, tova";
     assert_eq!(refused("h3o"), format!("unknown policy `h3o`; known are {known}"));
@@ -118,6 +118,17 @@ fn wrong_spellings_say_what_would_be_right() {
     let cases = [
         ("snapkv:kernel=4", "option `kernel` of snapkv is an odd number of tokens from 1 to 255, got `4`"),
         ("snapkv:preset=fast", "option `preset` of snapkv is official or kvpress, got `fast`"),
+        (
+            "fast-kvzip",
+            "fast-kvzip needs gates trained for the model: fast-kvzip:gates=FILE, a file of the safetensors format",
+        ),
+        ("kvzap:gates=", "option `gates` of kvzap is a file, got ``"),
+        ("kvzap:tau=NaN", "option `tau` of kvzap is a threshold, or none, got `NaN`"),
+        ("kvzap:window=0", "option `window` of kvzap is a number of tokens, 1 or more, got `0`"),
+        (
+            "fast-kvzip:window=2%",
+            "option `window` of fast-kvzip is auto (2 % of the tokens, 4096 from 32000 on) or a number of tokens, got `2%`",
+        ),
         ("lagkv:lag=1", "option `lag` of lagkv is a number of tokens, 2 or more, got `1`"),
         (
             "knorm:allot=ada-floor:2",
@@ -202,6 +213,8 @@ fn policies_of_token_scores_print_what_they_parse_from() {
         "kv-compress:window=8,power=1,kernel=1,buffer=3,recent=0,allot=global",
         "r-kv:window=16,kernel=5,threshold=0.6,lambda=0.07",
         "fastgen:recovery=0.95,local=0.2,frequent=100tok,first=1,special=7,punctuation=9+17,window=64,allot=uniform",
+        "fast-kvzip:gates=my gates.safetensors,window=64,allot=uniform",
+        "kvzap:gates=zap.safetensors,tau=-4.5,window=32,sinks=4",
     ] {
         let policy = parse_policy(text).unwrap();
         assert_eq!(format!("{policy}"), text);
@@ -242,6 +255,7 @@ fn every_policy_is_listed_under_its_own_name() {
         let policy = entry.default_policy();
         assert_eq!(policy.name(), entry.name);
         assert_eq!(policy.to_string(), entry.name, "defaults need no options");
-        assert!(entry.frees && !entry.requires_file && !entry.paper.is_empty());
+        assert!(entry.frees && !entry.paper.is_empty());
+        assert_eq!(entry.requires_file, parse_policy(entry.name).is_err(), "{}", entry.name);
     }
 }

@@ -23,7 +23,11 @@ fn scores(policy: &dyn EvictionPolicy, rows: &[f32], keys: &[f32], num_tokens: u
     scorer.observe(AttentionRows { source: RowSource::Prompt, group_size: 1, positions: &positions, rows });
     scorer.end_prompt();
     let mut scores = Vec::new();
-    scorer.score(&pages, ResidentTokens { positions: &positions, keys, values: keys }, &mut scores);
+    scorer.score(
+        &pages,
+        ResidentTokens { positions: &positions, keys, values: keys, ..ResidentTokens::default() },
+        &mut scores,
+    );
     scores
 }
 

@@ -11,20 +11,22 @@ mod kv_report;
 mod step;
 mod taps;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use entrokv_cache::{BudgetError, CacheShape, KvCache, PageCost, PageKind, PagePool};
+use entrokv_cache::{BudgetError, CacheShape, EvictionPolicy, GateTap, KvCache, PageCost, PageKind, PagePool};
 use entrokv_kernels::arena::Arena;
 
 pub use self::kv_report::KvReport;
 use crate::coding::Coding;
 use crate::eviction::Eviction;
+use crate::gates::{Gates, GatesError};
 use crate::model::{ModelRunner, RunError};
 use crate::sampler::{OptionError, Sampler};
 use crate::segments::SegmentLists;
-use crate::sequence::{FinishReason, Request, Sequence, SequenceId, Timing, Turn};
+use crate::sequence::{EvictionOptions, FinishReason, Request, Sequence, SequenceId, Timing, Turn};
 use crate::stop::StopError;
 use crate::store::TokenVectors;
 use crate::text_stream::TextStream;
@@ -53,6 +55,8 @@ pub struct Engine {
     pub(crate) pool: PagePool,
     pub(crate) sequences: BTreeMap<SequenceId, Sequence>,
     next_id: u64,
+    /// Gates that were read, by what they are and their file: read once, and not again if the file changes.
+    gates: HashMap<(GateTap, Option<PathBuf>), Arc<Gates>>,
 }
 
 /// Why a request was refused before anything was read.
@@ -80,6 +84,19 @@ pub enum SubmitError {
     /// A budget that cannot be kept.
     #[error(transparent)]
     Budget(#[from] BudgetError),
+    /// Gates that cannot be had, or are another model's.
+    #[error(transparent)]
+    Gates(#[from] GatesError),
+    /// A further turn under gates that have not seen the turns before it.
+    #[error(
+        "{policy} has not seen the {got} tokens before this turn; its gates must be those of every turn from the first"
+    )]
+    UnseenTokens {
+        /// The policy.
+        policy: String,
+        /// Tokens before the turn.
+        got: usize,
+    },
     /// Sampling options out of range.
     #[error(transparent)]
     Sampling(#[from] OptionError),
@@ -140,7 +157,8 @@ impl Engine {
         let model_context = runner.config().context_len;
         let context_len = options.context_len.map_or(model_context, |len| len.min(model_context));
         let pool = PagePool::new(options.pool_bytes);
-        Self { runner, tokenizer, shape, options, context_len, pool, sequences: BTreeMap::new(), next_id: 0 }
+        let (sequences, gates) = (BTreeMap::new(), HashMap::new());
+        Self { runner, tokenizer, shape, options, context_len, pool, sequences, next_id: 0, gates }
     }
 
     /// How pages are stored.
@@ -196,10 +214,19 @@ impl Engine {
         if sequence.turn.finished.is_none() {
             return Err(SubmitError::Busy(id));
         }
-        let mut turn = self.turn(&request, sequence.tokens.len())?;
+        let start = sequence.tokens.len();
+        if let Some(EvictionOptions { policy, .. }) = &request.eviction {
+            if let Some(gates) = self.gates(&**policy)? {
+                let last = self.sequences.get(&id).and_then(|sequence| sequence.turn.eviction.as_ref());
+                if !last.is_some_and(|last| last.knows(&gates)) {
+                    return Err(SubmitError::UnseenTokens { policy: policy.name().to_owned(), got: start });
+                }
+            }
+        }
+        let mut turn = self.turn(&request, start)?;
         let sequence = self.sequences.get_mut(&id).ok_or(SubmitError::Unknown(id))?;
-        if let (Some(next), Some(last)) = (&mut turn.eviction, &sequence.turn.eviction) {
-            next.carry_totals(last);
+        if let (Some(next), Some(last)) = (&mut turn.eviction, &mut sequence.turn.eviction) {
+            next.carry_on(last);
         }
         sequence.tokens.extend_from_slice(&request.prompt);
         sequence.turn = turn;
@@ -207,7 +234,7 @@ impl Engine {
     }
 
     /// The turn of `request`, checked; `start` is the logical length before its prompt.
-    fn turn(&self, request: &Request, start: usize) -> Result<Turn, SubmitError> {
+    fn turn(&mut self, request: &Request, start: usize) -> Result<Turn, SubmitError> {
         if request.prompt.is_empty() {
             return Err(SubmitError::EmptyPrompt);
         }
@@ -227,7 +254,9 @@ impl Engine {
         };
         let eviction = match &request.eviction {
             Some(options) => {
-                Some(Eviction::new(options, &self.shape, PageCost::from(self.options.page_kind.written_as()))?)
+                let gates = self.gates(&*options.policy)?;
+                let cost = PageCost::from(self.options.page_kind.written_as());
+                Some(Eviction::new(options, &self.shape, cost, gates)?)
             }
             None => None,
         };
@@ -243,6 +272,21 @@ impl Engine {
             finished: None,
             timing: Timing::default(),
         })
+    }
+
+    /// The gates that `policy` reads, if it reads any.
+    fn gates(&mut self, policy: &dyn EvictionPolicy) -> Result<Option<Arc<Gates>>, GatesError> {
+        let (tap, file) = (policy.needs().gate, policy.file());
+        if tap == GateTap::None {
+            return Ok(None);
+        }
+        let key = (tap, file.map(Path::to_owned));
+        if let Some(gates) = self.gates.get(&key) {
+            return Ok(Some(Arc::clone(gates)));
+        }
+        let gates = Arc::new(self.runner.load_gates(tap, file)?);
+        self.gates.insert(key, Arc::clone(&gates));
+        Ok(Some(gates))
     }
 
     /// Ends the answer of `id`; its cache stays until [`Engine::close`]. Does nothing to a finished or unknown sequence.

@@ -5,6 +5,8 @@
 //! * while a prompt is read, the rows its policy asked for are collected ([`Eviction::tap_prompt`], [`Eviction::observe`]);
 //! * at its end the budget is fixed and everything over it goes ([`Eviction::end_prompt`]); it is fixed again when a coded
 //!   cache begins to encode later than that ([`Eviction::reprice`]);
+//! * a policy of gates is never shown inputs: the gates are, as tokens are read, and what they said of the tokens still held is
+//!   kept for its decisions, from one turn of a sequence to the next;
 //! * a rolling policy also sees the row of every token generated, and evicts a page of each KV group before it opens
 //!   another ([`Eviction::make_room`]).
 //!
@@ -17,13 +19,15 @@ use std::sync::Arc;
 
 use entrokv_cache::{
     Allotment, AttentionRows, Budget, BudgetError, CacheShape, EvictionPolicy, Granularity, GroupUnits, KvCache,
-    KvGroup, LayerKind, OpenPage, PageCost, PageFate, PagePlace, PagePool, PageScorer, Pins, ResidentTokens,
+    KvGroup, LayerKind, OpenPage, PageCost, PageFate, PagePlace, PagePool, PageScorer, Pins, Release, ResidentTokens,
     ResolvedBudget, RowSource, RowTap, Schedule, Sharing, TokenTap, select_pages, select_tokens,
 };
 use entrokv_kernels::attention::Tap;
 use entrokv_kernels::codes::KeyConstants;
+use entrokv_kernels::compute::Compute;
 use entrokv_kernels::threads::Threads;
 
+use crate::gates::{GateInput, GateScores, Gates};
 use crate::model::ModelRunner;
 use crate::sequence::EvictionOptions;
 use crate::store::TokenVectors;
@@ -71,6 +75,8 @@ pub(crate) struct Eviction {
     /// Bytes held right after the last eviction at a prompt's end.
     held_after_prompt: Option<u64>,
     report: EvictionReport,
+    /// What the policy's gates said, where it has any.
+    gates: Option<GateScores>,
 }
 
 struct ScoredGroup {
@@ -97,7 +103,12 @@ impl Eviction {
     ///
     /// # Errors
     /// An absolute budget below what the policy pins.
-    pub(crate) fn new(options: &EvictionOptions, shape: &Arc<CacheShape>, cost: PageCost) -> Result<Self, BudgetError> {
+    pub(crate) fn new(
+        options: &EvictionOptions,
+        shape: &Arc<CacheShape>,
+        cost: PageCost,
+        gates: Option<Arc<Gates>>,
+    ) -> Result<Self, BudgetError> {
         let policy = Arc::clone(&options.policy);
         options.budget.check(shape, cost, &policy.pins())?;
         let mut unit_shape = CacheShape::clone(shape);
@@ -117,6 +128,7 @@ impl Eviction {
                 groups.push(ScoredGroup { group, scorer, column_sums: Vec::new(), cap: usize::MAX });
             }
         }
+        let gates = gates.map(|gates| GateScores::new(gates, groups.len()));
         Ok(Self {
             policy,
             budget: options.budget,
@@ -129,12 +141,32 @@ impl Eviction {
             step_rows: Vec::new(),
             held_after_prompt: None,
             report: EvictionReport::default(),
+            gates,
         })
     }
 
-    /// Goes on counting where the last turn of the sequence ended.
-    pub(crate) fn carry_totals(&mut self, last: &Self) {
+    /// Goes on where the last turn of the sequence ended: with its counts, and with what the gates said.
+    pub(crate) fn carry_on(&mut self, last: &mut Self) {
         self.report = EvictionReport { budget_raised: false, ..last.report() };
+        self.gates = self.gates.take().map(|gates| last.gates.take().unwrap_or(gates));
+    }
+
+    /// Whether what `gates` say of every token that the sequence holds is known.
+    pub(crate) fn knows(&self, gates: &Arc<Gates>) -> bool {
+        self.gates.as_ref().is_some_and(|scores| scores.are_of(gates))
+    }
+
+    /// What of its inputs in `layer` the policy's gates are to be shown.
+    pub(crate) fn gate_input(&self, layer: usize) -> GateInput {
+        self.gates.as_ref().map_or(GateInput::None, |scores| scores.gates().input(layer))
+    }
+
+    /// Asks the gate of `layer` about the tokens at positions `rows`, whose inputs are `x`.
+    pub(crate) fn observe_inputs(&mut self, layer: usize, rows: &Range<usize>, x: &[f32], compute: &Compute) {
+        if let (Some(scores), Some(first)) = (&mut self.gates, self.first_group[layer]) {
+            let said = scores.gates().scores(compute, layer, x);
+            scores.record(first, rows, &said);
+        }
     }
 
     /// Whether the policy is shown rows while a prompt is read, or while decoding, so that no such step may run twice.
@@ -236,23 +268,39 @@ impl Eviction {
         }
         self.groups.iter_mut().for_each(|group| group.cap = keep);
         let open = if cache.open_page().is_some() { OpenPage::Newest } else { OpenPage::None };
-        let scored = self.scored(&held, |table_len| table_len > keep);
+        let releases = self.policy.release() == Release::Marked;
+        let scored = self.scored(&held, |table_len| releases || table_len > keep);
         let pins = self.policy.pins();
-        if !matches!(self.policy.allotment(), Allotment::Uniform) && scored.iter().all(Option::is_some) {
+        // What fits need not be shared out.
+        let is_over = scored.iter().flatten().any(|units| units.num_pages() > keep);
+        let is_shared_out = !matches!(self.policy.allotment(), Allotment::Uniform);
+        if is_over && is_shared_out && scored.iter().all(Option::is_some) {
             self.allot(&scored, &pins, keep, open);
         }
         let (mut pages_held, mut alone) = (0.0, 0.0);
         for (index, units) in scored.into_iter().enumerate() {
-            let ScoredGroup { group, cap, .. } = self.groups[index];
+            let ScoredGroup { group, mut cap, .. } = self.groups[index];
+            let mut pinned = Vec::new();
+            if let Some(units) = &units {
+                // Half of no limit would be everything.
+                let budget = if keep == usize::MAX { units.num_pages() } else { keep };
+                pinned = units.pinned(&pins, budget, open);
+                if releases {
+                    cap = cap.min(units.unmarked_pages(&pinned));
+                }
+            }
             let Some(units) = units.filter(|units| units.num_pages() > cap) else {
                 (pages_held, alone) = (pages_held + 1.0, alone + 1.0);
                 continue;
             };
             let num_kept = units.in_pages(cap);
             alone += self.groups[index].scorer.uor_per_head(&units.spans, num_kept);
-            self.evict(&mut held, pool, group, &units, &units.pinned(&pins, keep, open), num_kept);
+            self.evict(&mut held, pool, group, &units, &pinned, num_kept);
             let left = Units::of(held.cache, group, self.policy.granularity());
             self.groups[index].scorer.retain(&left.spans);
+            if let Some(gates) = &mut self.gates {
+                gates.retain(index, &left.positions);
+            }
             pages_held += left.num_pages() as f64 / cap as f64;
         }
         if !self.groups.is_empty() {
@@ -321,7 +369,8 @@ impl Eviction {
             let first = all.len();
             for (group, TokenVectors { keys, values }) in groups.iter_mut().zip(&vectors) {
                 let mut units = Units::of(cache, group.group, self.policy.granularity());
-                let tokens = ResidentTokens { positions: &units.positions, keys, values };
+                let gates = self.gates.as_ref().map(|gates| gates.at(all.len(), &units.positions)).unwrap_or_default();
+                let tokens = ResidentTokens { positions: &units.positions, keys, values, gates: &gates };
                 let mut scores = Vec::new();
                 group.scorer.score(&units.spans, tokens, &mut scores);
                 units.take(scores);
@@ -361,7 +410,8 @@ impl Eviction {
 
     /// Frees pages of each KV group that is about to open one beyond its budget, one or as many as the policy's schedule says; `next` is the position to be written.
     pub(crate) fn make_room(&mut self, mut held: Held<'_>, pool: &mut PagePool, next: usize) {
-        if self.resolved.as_ref().is_none_or(|resolved| resolved.unlimited) {
+        let releases = self.policy.release() == Release::Marked;
+        if self.resolved.as_ref().is_none_or(|resolved| resolved.unlimited && !releases) {
             return;
         }
         let opens_page = next.is_multiple_of(self.shape.page_size);
@@ -372,13 +422,27 @@ impl Eviction {
         let least = self.groups.iter().map(|group| group.cap).min().unwrap_or(0);
         let (pins, page_size) = (self.policy.pins(), self.shape.page_size);
         let pages_at_once = self.policy.schedule().pages_at_once(page_size);
-        for (index, units) in self.scored(&held, |table_len| table_len >= least).into_iter().enumerate() {
+        let scored = self.scored(&held, |table_len| releases || table_len >= least);
+        for (index, units) in scored.into_iter().enumerate() {
             let ScoredGroup { group, cap, .. } = self.groups[index];
-            let Some(units) = units.filter(|units| units.num_pages() >= cap) else { continue };
-            let pinned = units.pinned(&pins, cap, OpenPage::Next);
-            let needed = units.pages_of(pinned.len());
-            let num_kept = units.in_pages(cap.saturating_sub(pages_at_once).max(needed));
-            self.evict(&mut held, pool, group, &units, &pinned, num_kept);
+            let Some(units) = units.filter(|units| releases || units.num_pages() >= cap) else { continue };
+            let pinned = units.pinned(&pins, cap.min(units.num_pages() + 1), OpenPage::Next);
+            let mut left = units.num_pages();
+            if left >= cap {
+                left = cap.saturating_sub(pages_at_once).max(units.pages_of(pinned.len()));
+            }
+            if releases {
+                left = left.min(units.unmarked_pages(&pinned));
+            }
+            if left == units.num_pages() {
+                continue;
+            }
+            self.evict(&mut held, pool, group, &units, &pinned, units.in_pages(left));
+            if let Some(gates) = &mut self.gates {
+                let mut left = Vec::new();
+                positions(held.cache, group, &mut left);
+                gates.retain(index, &left);
+            }
         }
     }
 
@@ -399,7 +463,8 @@ impl Eviction {
     pub(crate) fn state_bytes(&self) -> u64 {
         let sums = self.groups.iter().map(|group| &group.column_sums);
         let floats: usize = sums.chain(&self.step_rows).map(Vec::capacity).sum();
-        self.groups.iter().map(|group| group.scorer.state_bytes()).sum::<u64>() + (floats * size_of::<f32>()) as u64
+        let scorers: u64 = self.groups.iter().map(|group| group.scorer.state_bytes()).sum();
+        scorers + (floats * size_of::<f32>()) as u64 + self.gates.as_ref().map_or(0, GateScores::bytes)
     }
 
     /// What eviction did so far, all turns counted.

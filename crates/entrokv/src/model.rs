@@ -6,10 +6,11 @@
 //! * Keys are cached after RoPE at the token's absolute position, so evicting pages never moves anything.
 
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use entrokv_cache::{KvCache, KvGroup, LayerKind, PageMove, PagePlace};
+use entrokv_cache::{GateTap, KvCache, KvGroup, LayerKind, PageMove, PagePlace};
 use entrokv_kernels::activation::{add, gelu_tanh_mul, scale, silu_mul};
 use entrokv_kernels::activations::{Activations, Arithmetic};
 use entrokv_kernels::attention::{AttentionParams, AttentionSpan, PagedAttention, ScoreArithmetic, SegmentList, Tap};
@@ -21,6 +22,7 @@ use entrokv_kernels::rope::{RopeAngles, rope};
 use entrokv_kernels::threads::Threads;
 
 use crate::config::{FeedForward, ModelConfig};
+use crate::gates::{GateInput, Gates, GatesError};
 use crate::segments::CacheView;
 use crate::store::{KeyMoments, NewTokens, Store, TokenVectors};
 use crate::weights::{LayerWeights, Projection, Weights};
@@ -54,6 +56,12 @@ pub struct BatchSpan<'a> {
 
 /// Receives queries and attention rows while a forward pass runs.
 pub trait AttentionSink {
+    /// What of its input in `layer` to show of `span` (its index in the batch).
+    fn input_tap(&self, _span: usize, _layer: usize) -> GateInput {
+        GateInput::None
+    }
+    /// Shows the inputs of `span` in `layer` that [`AttentionSink::input_tap`] asked for: `[rows, embedding_len]`.
+    fn inputs(&mut self, _span: usize, _layer: usize, _inputs: &[f32], _compute: &Compute) {}
     /// Shows the queries of `span` in `layer`, after RoPE: `[rows, num_heads, head_dim]`.
     fn queries(&mut self, _span: usize, _layer: usize, _queries: &[f32]) {}
     /// What to record of `span` (its index in the batch) in `layer`; `resident[h]` counts the tokens of KV head `h`.
@@ -131,6 +139,11 @@ pub trait ModelRunner {
     /// Moves tokens of one KV group together: that at place `kept[i]` of those in `pages`, counting through them, to place `i`.
     /// All pages are plain, full, and of one kind.
     fn compact(&mut self, pages: &[PagePlace], kept: &[u32]);
+    /// The gates `tap` of this model, read from `file`.
+    ///
+    /// # Errors
+    /// [`GatesError`]: the file is missing, or is of another model.
+    fn load_gates(&self, tap: GateTap, file: Option<&Path>) -> Result<Gates, GatesError>;
     /// Gives whole OS pages of the byte store back; `ranges` hold no live frame.
     fn reclaim(&mut self, ranges: &[Range<u64>]);
 }
@@ -215,6 +228,19 @@ impl Decoder {
         let Scratch { x, projected, q, k, v, attended, input, attention, .. } = scratch;
         let norm = |weight| RmsNorm { weight, eps: config.rms_epsilon };
         norm(&layer.attention_norm).load_sum(compute, x, projected, input);
+        for (number, rows) in rows_of(batch) {
+            let inputs = &x[rows.start * config.embedding_len..rows.end * config.embedding_len];
+            match sink.input_tap(number, index) {
+                GateInput::None => {}
+                GateInput::Residual => sink.inputs(number, index, inputs, compute),
+                GateInput::Normed => {
+                    // The bits that were loaded, which the activations may keep rounded alone.
+                    let mut inputs = inputs.to_vec();
+                    norm(&layer.attention_norm).in_place(compute, &mut inputs);
+                    sink.inputs(number, index, &inputs, compute);
+                }
+            }
+        }
         Self::project(compute, input, [(&layer.q, &mut *q), (&layer.k, &mut *k), (&layer.v, &mut *v)]);
         if let Some(weight) = &layer.q_norm {
             norm(weight).in_place(compute, q);
@@ -355,6 +381,16 @@ impl Decoder {
     }
 }
 
+/// Every span of a batch, by its index, and its rows among those of all.
+fn rows_of(batch: &[BatchSpan<'_>]) -> impl Iterator<Item = (usize, Range<usize>)> {
+    let mut end = 0;
+    batch.iter().enumerate().map(move |(number, span)| {
+        let first = end;
+        end += span.tokens.len();
+        (number, first..end)
+    })
+}
+
 impl ModelRunner for Decoder {
     fn config(&self) -> &ModelConfig {
         &self.config
@@ -398,6 +434,10 @@ impl ModelRunner for Decoder {
 
     fn compact(&mut self, pages: &[PagePlace], kept: &[u32]) {
         self.store.compact(&self.compute, pages, kept);
+    }
+
+    fn load_gates(&self, tap: GateTap, file: Option<&Path>) -> Result<Gates, GatesError> {
+        Gates::load(tap, file, &self.config, &self.compute)
     }
 
     fn reclaim(&mut self, ranges: &[Range<u64>]) {

@@ -6,7 +6,7 @@ use crate::allotment::Allotment;
 use crate::attention_rows::{AttentionRows, RowSource, RowTap, Taps};
 use crate::policy::{EvictionPolicy, PolicyError, Schedule};
 use crate::policy_options::{OptionKey, OptionSet, at_least};
-use crate::resident_tokens::{ResidentTokens, TokenTap};
+use crate::resident_tokens::ResidentTokens;
 use crate::shape::{CacheShape, KvGroup};
 use crate::token_policy::{Axes, Options, TokenMethod, TokenScorer};
 use crate::token_table::TokenTable;
@@ -183,7 +183,7 @@ impl TokenMethod for FastGen {
 
     fn needs(&self, schedule: Schedule) -> Taps {
         let step_rows = schedule.goes_on();
-        Taps { prompt: RowTap::Window(self.window), step_rows, tokens: TokenTap::None }
+        Taps { prompt: RowTap::Window(self.window), step_rows, ..Taps::default() }
     }
 
     fn scorer(&self, _shape: &CacheShape, _group: KvGroup) -> Box<dyn TokenScorer> {

@@ -5,7 +5,7 @@ use crate::attention_rows::{AttentionRows, RowSource, RowTap, Taps};
 use crate::pins::RecentPages;
 use crate::policy::{EvictionPolicy, PolicyError, Schedule};
 use crate::policy_options::OptionSet;
-use crate::resident_tokens::{ResidentTokens, TokenTap};
+use crate::resident_tokens::ResidentTokens;
 use crate::shape::{CacheShape, KvGroup};
 use crate::token_policy::{Axes, Options, TokenMethod, TokenScorer};
 
@@ -58,7 +58,7 @@ impl ObservedAttention {
 }
 
 fn needs(schedule: Schedule) -> Taps {
-    Taps { prompt: RowTap::Accumulated, step_rows: schedule.goes_on(), tokens: TokenTap::None }
+    Taps { prompt: RowTap::Accumulated, step_rows: schedule.goes_on(), ..Taps::default() }
 }
 
 impl TokenMethod for H2o {

@@ -108,7 +108,7 @@ impl TokenMethod for RKv {
 
     fn needs(&self, schedule: Schedule) -> Taps {
         let step_rows = schedule.goes_on();
-        Taps { prompt: RowTap::Window(self.window), step_rows, tokens: TokenTap::Keys }
+        Taps { prompt: RowTap::Window(self.window), step_rows, tokens: TokenTap::Keys, ..Taps::default() }
     }
 
     fn scorer(&self, _shape: &CacheShape, _group: KvGroup) -> Box<dyn TokenScorer> {
@@ -233,7 +233,7 @@ mod tests {
     #[test]
     fn of_keys_that_say_the_same_the_newest_is_least_redundant() {
         let keys = [1.0, 0.0, 0.0, 1.0, 2.0, 0.0, 3.0, 0.0];
-        let tokens = ResidentTokens { positions: &[0, 1, 2, 3], keys: &keys, values: &[] };
+        let tokens = ResidentTokens { positions: &[0, 1, 2, 3], keys: &keys, ..ResidentTokens::default() };
         let got = redundancy(&tokens, 0.5);
         // Tokens 0 and 2 overlook 3, which overlooks 2: cosine sums 2, 0, 1 and 0.
         let e: Vec<f64> = [2.0, 0.0, 1.0, 0.0].map(|sum: f64| (sum / 4.0).exp()).to_vec();
@@ -246,7 +246,7 @@ mod tests {
     #[test]
     fn keys_that_are_no_numbers_lose_and_keys_of_zeros_are_like_none() {
         let keys = [1.0, 0.0, f32::NAN, 0.0, 0.0, 0.0, f32::INFINITY, 1.0];
-        let tokens = ResidentTokens { positions: &[0, 1, 2, 3], keys: &keys, values: &[] };
+        let tokens = ResidentTokens { positions: &[0, 1, 2, 3], keys: &keys, ..ResidentTokens::default() };
         let got = redundancy(&tokens, 0.5);
         assert!(got[1].is_nan() && got[3].is_nan());
         assert_eq!((got[0], got[2]), (0.5, 0.5));

@@ -6,7 +6,7 @@ use crate::attention_rows::{AttentionRows, RowSource, RowTap, Taps};
 use crate::pins::RecentPages;
 use crate::policy::{EvictionPolicy, PolicyError, Schedule};
 use crate::policy_options::{OptionKey, OptionSet, at_least, spelling, word};
-use crate::resident_tokens::{ResidentTokens, TokenTap};
+use crate::resident_tokens::ResidentTokens;
 use crate::shape::{CacheShape, KvGroup};
 use crate::token_policy::{Axes, Options, TokenMethod, TokenScorer};
 
@@ -98,7 +98,7 @@ impl TokenMethod for SnapKv {
 
     fn needs(&self, schedule: Schedule) -> Taps {
         let step_rows = schedule.goes_on();
-        Taps { prompt: RowTap::Window(self.window), step_rows, tokens: TokenTap::None }
+        Taps { prompt: RowTap::Window(self.window), step_rows, ..Taps::default() }
     }
 
     fn scorer(&self, _shape: &CacheShape, _group: KvGroup) -> Box<dyn TokenScorer> {

@@ -4,7 +4,7 @@ use super::row_sums::RowSums;
 use crate::attention_rows::{AttentionRows, RowTap, Taps};
 use crate::policy::{EvictionPolicy, PolicyError, Schedule, Sharing};
 use crate::policy_options::OptionSet;
-use crate::resident_tokens::{ResidentTokens, TokenTap};
+use crate::resident_tokens::ResidentTokens;
 use crate::shape::{CacheShape, KvGroup};
 use crate::token_policy::{Axes, Options, TokenMethod, TokenScorer};
 
@@ -36,7 +36,7 @@ impl TokenMethod for Tova {
     }
 
     fn needs(&self, schedule: Schedule) -> Taps {
-        Taps { prompt: RowTap::Last, step_rows: schedule.goes_on(), tokens: TokenTap::None }
+        Taps { prompt: RowTap::Last, step_rows: schedule.goes_on(), ..Taps::default() }
     }
 
     fn scorer(&self, _shape: &CacheShape, _group: KvGroup) -> Box<dyn TokenScorer> {

@@ -36,6 +36,8 @@ pub(crate) struct GoldenLayer {
     pub(crate) head_dim: usize,
     /// Tokens.
     pub(crate) len: usize,
+    /// What the gate of each KV head has said of the tokens, where a test has any.
+    pub(crate) gates: Vec<Vec<f32>>,
     inputs: Value,
 }
 
@@ -48,6 +50,7 @@ impl GoldenLayer {
             group_size: size("group"),
             head_dim: size("head_dim"),
             len: size("tokens"),
+            gates: Vec::new(),
             inputs,
         }
     }
@@ -104,7 +107,8 @@ impl GoldenLayer {
             scorer.observe(AttentionRows { source, group_size, positions: &positions, rows: &rows });
             scorer.end_prompt();
             let (keys, values) = (self.vectors("k", kv_head), self.vectors("v", kv_head));
-            let tokens = ResidentTokens { positions: &positions, keys: &keys, values: &values };
+            let gates = self.gates.get(kv_head).map_or(&[][..], Vec::as_slice);
+            let tokens = ResidentTokens { positions: &positions, keys: &keys, values: &values, gates };
             let mut scores = Vec::new();
             scorer.score(&pages, tokens, &mut scores);
             scores

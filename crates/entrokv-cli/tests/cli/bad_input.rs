@@ -7,7 +7,7 @@ use crate::program::{Bench, text};
 #[test]
 fn bad_flags_are_bad_usage() {
     let bench = Bench::new();
-    let cases: [(&[&str], &str); 20] = [
+    let cases: [(&[&str], &str); 22] = [
         (&["--kv-budget", "0"], "must be greater than 0"),
         (&["--kv-budget", "0%"], "must be greater than 0"),
         (&["--kv-budget=-5tok"], "negative"),
@@ -17,6 +17,8 @@ fn bad_flags_are_bad_usage() {
         (&["--policy", "page-entro-kv:tua=1", "--kv-budget", "20%"], "unknown option `tua` of page-entro-kv"),
         (&["--policy", "page-entro-kv:tau=0", "--kv-budget", "20%"], "a temperature above 0"),
         (&["--policy", "page-entro-kv"], "needs --kv-budget"),
+        (&["--policy", "kvzap", "--kv-budget", "20%"], "kvzap needs gates trained for the model: kvzap:gates=FILE"),
+        (&["--policy", "fast-kvzip:gates=x,window=2%", "--kv-budget", "20%"], "option `window` of fast-kvzip is auto"),
         (&["--policy", "none", "--kv-budget", "20%"], "--policy none keeps everything"),
         (&["--page-size", "257"], "257"),
         (&["--cache-type", "q4_0"], "unknown cache type \"q4_0\": the types are f32, f16, bf16, q8_0, tq4, tq3, tq2"),
@@ -63,6 +65,27 @@ fn a_budget_under_the_pins_is_a_failure() {
     for (budget, expected) in [("1tok", "the smallest budget is 32tok"), ("1B", "the smallest budget is 8KiB")] {
         bench.run_model("generate", &["--prompt", "Call me", "--kv-budget", budget], "").fails(1, expected);
     }
+}
+
+#[test]
+fn gates_that_cannot_be_read_are_failures() {
+    let bench = Bench::new();
+    let refused = |policy: &str, expected: &str| {
+        let words = ["--prompt", "Call me", "--kv-budget", "50%", "--policy", policy];
+        bench.run_model("generate", &words, "").fails(1, expected);
+    };
+    refused("kvzap:gates=missing.safetensors", "gates missing.safetensors: No such file");
+    let file = bench.file("prose.safetensors", b"It was the best of times");
+    for policy in ["kvzap", "fast-kvzip"] {
+        refused(&format!("{policy}:gates={}", text(&file)), "prose.safetensors: not a safetensors file: ");
+    }
+    // A well-formed file without a tensor in it.
+    let header: &[u8] = b"{}      ";
+    let file = bench.file("empty.safetensors", &[&(header.len() as u64).to_le_bytes(), header].concat());
+    refused(
+        &format!("kvzap:gates={}", text(&file)),
+        "tensor 'layers.0.weight' is missing; the model needs it with shape [",
+    );
 }
 
 #[test]

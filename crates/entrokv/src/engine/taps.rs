@@ -5,10 +5,12 @@ use std::time::{Duration, Instant};
 
 use entrokv_cache::{KvCache, RowSource};
 use entrokv_kernels::attention::Tap;
+use entrokv_kernels::compute::Compute;
 use entrokv_kernels::threads::Threads;
 
 use crate::coding::QueryMoments;
 use crate::eviction::Eviction;
+use crate::gates::GateInput;
 use crate::model::AttentionSink;
 
 /// What a span's rows are, for the policy.
@@ -42,6 +44,19 @@ pub(super) struct Taps<'a> {
 }
 
 impl AttentionSink for Taps<'_> {
+    fn input_tap(&self, span: usize, layer: usize) -> GateInput {
+        self.spans[span].eviction.as_ref().map_or(GateInput::None, |eviction| eviction.gate_input(layer))
+    }
+
+    fn inputs(&mut self, span: usize, layer: usize, inputs: &[f32], compute: &Compute) {
+        let SpanTaps { eviction, rows, time, .. } = &mut self.spans[span];
+        if let Some(eviction) = eviction {
+            let start = Instant::now();
+            eviction.observe_inputs(layer, rows, inputs, compute);
+            **time += start.elapsed();
+        }
+    }
+
     fn queries(&mut self, span: usize, layer: usize, queries: &[f32]) {
         let SpanTaps { queries: moments, rows, .. } = &mut self.spans[span];
         if let Some(moments) = moments {

@@ -84,6 +84,20 @@ impl Units {
         }
     }
 
+    /// Pages that hold the units, without those that a policy gives up whatever room there is: units of score minus infinity that
+    /// are not `pinned`.
+    pub(super) fn unmarked_pages(&self, pinned: &[usize]) -> usize {
+        let mut stays: Vec<bool> = self.scores.iter().map(|score| *score != f32::NEG_INFINITY).collect();
+        pinned.iter().for_each(|&unit| stays[unit] = true);
+        match self.granularity {
+            Granularity::Page => stays.into_iter().filter(|stays| *stays).count(),
+            Granularity::Token => {
+                let closed = stays[..self.positions.len() - self.num_open()].iter().filter(|stays| **stays).count();
+                closed.div_ceil(self.page_size) + usize::from(self.num_open() > 0)
+            }
+        }
+    }
+
     /// The units that `pins` keep under a budget of `budget_pages`.
     pub(super) fn pinned(&self, pins: &Pins, budget_pages: usize, open: OpenPage) -> Vec<usize> {
         match self.granularity {
