@@ -281,3 +281,34 @@ fn fast_kvzip_keeps_the_sinks_and_the_window_and_then_what_its_gate_says() {
     }
     assert!(checked >= 4, "{checked}");
 }
+
+#[test]
+fn dms_gives_up_what_is_marked_when_the_window_has_passed() {
+    let (inputs, file) = (golden("inputs"), golden("dms"));
+    let case = &file["cases"][0];
+    let group_size = GoldenLayer::read().group_size;
+    // The gate: the last channel of the group's first query head, before RoPE.
+    let queries = |kv_head: usize| inputs["q_pre"][kv_head * group_size].as_array().unwrap();
+    let gate = |kv_head| queries(kv_head).iter().map(|query| *floats(query).last().unwrap()).collect();
+    let gates: Vec<Vec<f32>> = (0..GoldenLayer::read().num_kv_heads).map(gate).collect();
+    let logits: Vec<Vec<f32>> = case["logits"].as_array().unwrap().iter().map(floats).collect();
+    for (gate, logit) in gates.iter().flatten().zip(logits.iter().flatten()) {
+        assert!((100.0 * gate - 5.0 - logit).abs() <= 1e-5 * logit.abs().max(1.0), "{gate}: {logit}");
+    }
+    let mut compared = 0;
+    for step in case["kept"].as_array().unwrap() {
+        let (len, window) = (step["tokens"].as_u64().unwrap() as usize, step["window"].as_u64().unwrap());
+        if window == 0 {
+            continue; // refused here: a token would go before it was attended to
+        }
+        let gates = gates.iter().map(|gates| gates[..len].to_vec()).collect();
+        let layer = GoldenLayer { gates, len, ..GoldenLayer::read() };
+        let scores = layer.scores(&*parse_policy(&format!("dms:window={window}")).unwrap());
+        for (scores, held) in scores.iter().zip(step["held"].as_array().unwrap()) {
+            let kept: Vec<usize> = (0..len).filter(|&token| scores[token] > f32::NEG_INFINITY).collect();
+            assert_eq!(kept, indices(held), "{len} tokens, window of {window}");
+            compared += 1;
+        }
+    }
+    assert!(compared >= 16, "{compared}");
+}

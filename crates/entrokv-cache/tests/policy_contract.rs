@@ -13,7 +13,7 @@ const GROUP: KvGroup = KvGroup { layer: 0, kv_head: 0 };
 const PAGE_SIZES: [usize; 5] = [1, 8, 16, 32, 256];
 
 /// Options beside the defaults that change what is scored.
-const MORE: [&str; 21] = [
+const MORE: [&str; 22] = [
     "page-entro-kv:preset=serving",
     "page-entro-kv:row=accumulated,pooling=max",
     "snapkv:preset=kvpress,pool=max",
@@ -35,6 +35,7 @@ const MORE: [&str; 21] = [
     "tova:heads=max",
     "fast-kvzip:gates=gates,window=20",
     "kvzap:gates=gates,tau=0.3,window=9",
+    "dms:gates=gates,window=5,scale=10",
 ];
 
 fn policies() -> Vec<(String, Box<dyn EvictionPolicy>)> {

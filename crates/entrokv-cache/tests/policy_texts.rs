@@ -109,7 +109,7 @@ fn the_mean_is_the_mean_and_the_maximum_the_maximum_whatever_the_preset() {
 #[test]
 fn wrong_spellings_say_what_would_be_right() {
     let refused = |text: &str| parse_policy(text).unwrap_err().to_string();
-    let known = "page-entro-kv, mean-pages, max-pages, ada-kv, cur, fastgen, fast-kvzip, h2o, keydiff, knorm, kv-compress, kvzap, lagkv, \
+    let known = "page-entro-kv, mean-pages, max-pages, ada-kv, cur, dms, fastgen, fast-kvzip, h2o, keydiff, knorm, kv-compress, kvzap, lagkv, \
                  observed-attention, paged-eviction, pyramid-kv, r-kv, random, rocketkv, scissorhands, snapkv, \
                  streaming-llm, tova";
     assert_eq!(refused("h3o"), format!("unknown policy `h3o`; known are {known}"));
@@ -122,6 +122,8 @@ fn wrong_spellings_say_what_would_be_right() {
             "fast-kvzip",
             "fast-kvzip needs gates trained for the model: fast-kvzip:gates=FILE, a file of the safetensors format",
         ),
+        ("dms:scale=0", "option `scale` of dms is a number above 0, got `0`"),
+        ("dms:offset=inf", "option `offset` of dms is a number, got `inf`"),
         ("kvzap:gates=", "option `gates` of kvzap is a file, got ``"),
         ("kvzap:tau=NaN", "option `tau` of kvzap is a threshold, or none, got `NaN`"),
         ("kvzap:window=0", "option `window` of kvzap is a number of tokens, 1 or more, got `0`"),
@@ -214,6 +216,7 @@ fn policies_of_token_scores_print_what_they_parse_from() {
         "r-kv:window=16,kernel=5,threshold=0.6,lambda=0.07",
         "fastgen:recovery=0.95,local=0.2,frequent=100tok,first=1,special=7,punctuation=9+17,window=64,allot=uniform",
         "fast-kvzip:gates=my gates.safetensors,window=64,allot=uniform",
+        "dms:scale=50,offset=-2,window=256",
         "kvzap:gates=zap.safetensors,tau=-4.5,window=32,sinks=4",
     ] {
         let policy = parse_policy(text).unwrap();

@@ -180,6 +180,28 @@ impl Eviction {
         self.policy.schedule().pause_after(position)
     }
 
+    /// Shows the policy's gates the `queries` `[tokens, num_heads, head_dim]` of the tokens at positions `rows` before RoPE, and
+    /// their `keys`.
+    pub(crate) fn observe_unrotated(&mut self, layer: usize, rows: &Range<usize>, queries: &mut [f32], _keys: &[f32]) {
+        if let (Some(scores), Some(first)) = (&mut self.gates, self.first_group[layer]) {
+            if scores.gates().is_query_channel() {
+                let (group_len, d) = (self.shape.group_size * self.shape.head_dim, self.shape.head_dim);
+                let channel: Vec<f32> = queries.chunks_exact(group_len).map(|group| group[d - 1]).collect();
+                scores.record(first, rows, &channel);
+            }
+        }
+        self.hide_gate(layer, queries);
+    }
+
+    /// Clears the channel of `queries` that is a gate: rotation fills it again from the one it is paired with.
+    pub(crate) fn hide_gate(&self, layer: usize, queries: &mut [f32]) {
+        let is_gate = self.gates.as_ref().is_some_and(|scores| scores.gates().is_query_channel());
+        if is_gate && self.first_group[layer].is_some() {
+            let (group_len, d) = (self.shape.group_size * self.shape.head_dim, self.shape.head_dim);
+            queries.chunks_exact_mut(group_len).for_each(|group| group[d - 1] = 0.0);
+        }
+    }
+
     /// What attention should record of a prompt's `rows` (absolute positions); the prompt ends before `prompt_end`.
     pub(crate) fn tap_prompt(
         &mut self,

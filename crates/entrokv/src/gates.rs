@@ -130,6 +130,11 @@ impl Gates {
             None | Some(None) => Vec::new(),
         }
     }
+
+    /// Whether the last channel of the first query head of each KV head is the gate, and not the model's.
+    pub(crate) fn is_query_channel(&self) -> bool {
+        self.tap == GateTap::QueryChannel
+    }
 }
 
 #[cfg(test)]

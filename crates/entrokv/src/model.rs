@@ -62,8 +62,12 @@ pub trait AttentionSink {
     }
     /// Shows the inputs of `span` in `layer` that [`AttentionSink::input_tap`] asked for: `[rows, embedding_len]`.
     fn inputs(&mut self, _span: usize, _layer: usize, _inputs: &[f32], _compute: &Compute) {}
-    /// Shows the queries of `span` in `layer`, after RoPE: `[rows, num_heads, head_dim]`.
-    fn queries(&mut self, _span: usize, _layer: usize, _queries: &[f32]) {}
+    /// Shows the queries of `span` in `layer` before RoPE, `[rows, num_heads, head_dim]`, and its keys, `[rows, num_kv_heads,
+    /// head_dim]`; what is written into the queries is what attention goes on with.
+    fn unrotated(&mut self, _span: usize, _layer: usize, _queries: &mut [f32], _keys: &[f32]) {}
+    /// Shows the queries of `span` in `layer`, after RoPE: `[rows, num_heads, head_dim]`; what is written into them is what
+    /// attention goes on with.
+    fn queries(&mut self, _span: usize, _layer: usize, _queries: &mut [f32]) {}
     /// What to record of `span` (its index in the batch) in `layer`; `resident[h]` counts the tokens of KV head `h`.
     fn tap(&mut self, span: usize, layer: usize, resident: &[usize]) -> Tap;
     /// Hands the filled tap back, with threads that have nothing else to do; called only where [`AttentionSink::tap`] asked
@@ -248,10 +252,14 @@ impl Decoder {
         if let Some(weight) = &layer.k_norm {
             norm(weight).in_place(compute, k);
         }
+        let (width, kv_width) = (config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim);
+        for (number, rows) in rows_of(batch) {
+            let queries = &mut q[rows.start * width..rows.end * width];
+            sink.unrotated(number, index, queries, &k[rows.start * kv_width..rows.end * kv_width]);
+        }
         rope(compute, q, config.head_dim, angles, config.rope.layout);
         rope(compute, k, config.head_dim, angles, config.rope.layout);
 
-        let kv_width = config.num_kv_heads * config.head_dim;
         let mut row = 0;
         for span in batch {
             let rows = row * kv_width..(row + span.tokens.len()) * kv_width;
@@ -280,8 +288,7 @@ impl Decoder {
         let mut first_row = 0;
         let mut spans = Vec::with_capacity(batch.len());
         for (number, span) in batch.iter().enumerate() {
-            let width = config.num_heads * config.head_dim;
-            sink.queries(number, index, &q[first_row * width..(first_row + span.tokens.len()) * width]);
+            sink.queries(number, index, &mut q[first_row * width..(first_row + span.tokens.len()) * width]);
             let group = |kv_head| span.cache.cache().shape().group_index(KvGroup { layer: index as u32, kv_head });
             let constants = |kv_head| span.constants.get(group(kv_head))?.as_ref();
             let segments = span.cache.segments(index);

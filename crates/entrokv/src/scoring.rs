@@ -208,7 +208,7 @@ struct Queries<'a> {
 }
 
 impl AttentionSink for Queries<'_> {
-    fn queries(&mut self, span: usize, layer: usize, queries: &[f32]) {
+    fn queries(&mut self, span: usize, layer: usize, queries: &mut [f32]) {
         if let Some(moments) = &mut self.spans[span] {
             moments.add(layer, self.first_position, queries);
         }

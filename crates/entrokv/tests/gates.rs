@@ -134,6 +134,8 @@ fn gated(dir: &Path, config: &ModelConfig) -> Vec<Request> {
         request(2, 230, 70, "100%", &format!("kvzap:gates={zap},tau=0.4,window=20")),
         request(3, 200, 70, "8pages", &format!("kvzap:gates={zap},tau=-0.2,window=9,allot=ada-floor:0.2")),
         request(4, 290, 70, "40%", &format!("fast-kvzip:gates={zip}")),
+        request(6, 250, 70, "100%", "dms:window=24,offset=-40"),
+        request(7, 210, 70, "50%", &format!("dms:gates={zap},window=16,scale=1,offset=0.2")),
         request(5, 180, 70, "7pages", &format!("fast-kvzip:gates={zip},window=40,allot=uniform")),
     ]
 }
@@ -235,6 +237,27 @@ fn a_threshold_frees_what_a_budget_has_room_for_and_never_its_window() {
         model.engine.close(id);
     }
     assert!(held.is_sorted_by(|a, b| a > b), "{held:?}");
+}
+
+#[test]
+fn dms_frees_by_its_offset_and_hides_its_channel_from_attention() {
+    let gguf = gguf("qwen3-untied");
+    let mut model = open(&gguf, &options());
+    let mut run = |request: Request| {
+        let id = model.engine.submit(request).unwrap();
+        model.engine.finish(id, &mut |_| ()).unwrap();
+        let outcome = (model.engine.tokens(id).unwrap().to_vec(), tables(&model, id));
+        model.engine.close(id);
+        outcome
+    };
+    let full = run(Request { eviction: None, ..request(4, 300, 90, "100%", "dms") });
+    // Of a large offset nothing is marked, and still the channel is hidden, prompt and answer.
+    let (tokens, held) = run(request(4, 300, 90, "100%", "dms:window=40,offset=1e9"));
+    assert_eq!(held, full.1);
+    assert_ne!(tokens, full.0, "the channel of this model carries no decision and is missed");
+    // Of a small one all is: what is left is the window.
+    let (_, held) = run(request(4, 300, 90, "100%", "dms:window=40,offset=-1e9"));
+    assert!(held.iter().all(|table| *table == [21, 22, 23, 24]), "{held:?}");
 }
 
 #[test]

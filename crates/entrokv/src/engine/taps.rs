@@ -57,8 +57,18 @@ impl AttentionSink for Taps<'_> {
         }
     }
 
-    fn queries(&mut self, span: usize, layer: usize, queries: &[f32]) {
-        let SpanTaps { queries: moments, rows, .. } = &mut self.spans[span];
+    fn unrotated(&mut self, span: usize, layer: usize, queries: &mut [f32], keys: &[f32]) {
+        let SpanTaps { eviction, rows, .. } = &mut self.spans[span];
+        if let Some(eviction) = eviction {
+            eviction.observe_unrotated(layer, rows, queries, keys);
+        }
+    }
+
+    fn queries(&mut self, span: usize, layer: usize, queries: &mut [f32]) {
+        let SpanTaps { eviction, queries: moments, rows, .. } = &mut self.spans[span];
+        if let Some(eviction) = eviction {
+            eviction.hide_gate(layer, queries);
+        }
         if let Some(moments) = moments {
             moments.add(layer, rows.start, queries);
         }
