@@ -17,6 +17,7 @@ use std::str::FromStr;
 use crate::block_prices::{BlockPrices, cheapest_blocks};
 use crate::pyramid::{Pyramid, PyramidForm};
 use crate::selection::{rank, select_pages};
+use crate::streaming_heads::StreamingHeads;
 
 /// How the units of a budget are shared out among KV groups.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -44,6 +45,9 @@ pub enum Allotment {
     /// [`Global`](Self::Global)'s but that of equals the lower group pays. What blocks of several tokens cost is in
     /// [`BlockPrices`].
     Prices,
+    /// Heads are of two kinds: whoever has their gates takes the counts from [`StreamingHeads::counts`]. Without gates every group
+    /// keeps as many.
+    Heads(StreamingHeads),
 }
 
 /// The units of one KV group.
@@ -103,7 +107,7 @@ impl Allotment {
         assert!(groups.len().is_multiple_of(heads_per_layer), "{} groups in layers of {heads_per_layer}", groups.len());
         let layers = groups.chunks(heads_per_layer);
         let counts = match self {
-            Self::Uniform => vec![keep; groups.len()],
+            Self::Uniform | Self::Heads(_) => vec![keep; groups.len()],
             Self::Pyramid(pyramid) => {
                 let longest = groups.iter().map(|group| group.scores.len()).max().unwrap_or(0);
                 let pins = groups.iter().map(GroupUnits::forced).max().unwrap_or(0);
@@ -212,6 +216,7 @@ impl fmt::Display for Allotment {
             Self::AdaInterpolated { toward } => write!(f, "ada-interpolated:{toward}"),
             Self::Global => f.write_str("global"),
             Self::Prices => f.write_str("prices"),
+            Self::Heads(StreamingHeads { at_least }) => write!(f, "heads:{at_least}"),
         }
     }
 }

@@ -123,9 +123,10 @@ impl Taps {
             TokenTap::KeysAndValues => Some("keys and values"),
         };
         let gate = match self.gate {
-            GateTap::None => None,
+            GateTap::None | GateTap::HeadTable => None,
             GateTap::FastKvzip | GateTap::Kvzap | GateTap::Projection => Some("layer inputs"),
             GateTap::QueryChannel => Some("queries before RoPE"),
+            GateTap::HeadEstimate => Some("queries and keys before RoPE"),
         };
         std::iter::once("positions").chain([rows, steps, tokens, gate].into_iter().flatten()).collect()
     }

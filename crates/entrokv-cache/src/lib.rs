@@ -36,6 +36,7 @@ pub mod resident_tokens;
 pub mod schedule;
 pub mod selection;
 pub mod shape;
+pub mod streaming_heads;
 pub mod token_policy;
 mod token_table;
 
@@ -69,4 +70,5 @@ pub use resident_tokens::{ResidentTokens, TokenTap};
 pub use schedule::Schedule;
 pub use selection::{PageSet, pages_to_evict, select_pages, select_tokens};
 pub use shape::{CacheShape, KvGroup, LayerKind, ShapeError};
+pub use streaming_heads::StreamingHeads;
 pub use token_policy::{Axes, TokenMethod, TokenPolicy, TokenScorer};

@@ -6,6 +6,7 @@
 mod ada_kv;
 mod cur;
 mod dms;
+mod duo_attention;
 mod fast_gen;
 mod fast_kvzip;
 mod h2o;
@@ -32,6 +33,7 @@ mod tova;
 pub use ada_kv::AdaKv;
 pub use cur::{Cur, CurCombine};
 pub use dms::Dms;
+pub use duo_attention::DuoAttention;
 pub use fast_gen::FastGen;
 pub use fast_kvzip::{FastKvzip, KeptWindow};
 pub use h2o::{H2o, ObservedAttention};

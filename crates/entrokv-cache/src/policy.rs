@@ -14,8 +14,8 @@ use crate::attention_rows::{AttentionRows, PageSpan, Taps};
 use crate::page_entro_kv::PageEntroKv;
 use crate::pins::Pins;
 use crate::policies::{
-    AdaKv, Cur, Dms, FastGen, FastKvzip, H2o, KNorm, KeyDiff, KvCompress, Kvzap, LagKv, ObservedAttention,
-    PagedEviction, PyramidKv, RKv, Random, RocketKv, Scissorhands, SnapKv, StreamingLlm, Tova,
+    AdaKv, Cur, Dms, DuoAttention, FastGen, FastKvzip, H2o, KNorm, KeyDiff, KvCompress, Kvzap, LagKv,
+    ObservedAttention, PagedEviction, PyramidKv, RKv, Random, RocketKv, Scissorhands, SnapKv, StreamingLlm, Tova,
 };
 use crate::pooled_pages::PooledPages;
 use crate::resident_tokens::ResidentTokens;
@@ -180,6 +180,7 @@ pub const POLICIES: &[PolicyEntry] = &[
     entry(AdaKv::NAME, "Ada-KV, Feng et al. 2024", AdaKv::parse),
     entry(Cur::NAME, "CurDKV, Sengupta et al. 2025", Cur::parse),
     entry(Dms::NAME, "DMS, Lancucki et al. 2025", Dms::parse),
+    entry(DuoAttention::NAME, "DuoAttention, Xiao et al. 2024", DuoAttention::parse),
     entry(FastGen::NAME, "FastGen, Ge et al. 2024", FastGen::parse),
     gated(FastKvzip::NAME, "Fast KVzip, Kim et al. 2026", FastKvzip::parse),
     entry(H2o::NAME, "H2O, Zhang et al. 2023", H2o::parse),

@@ -10,7 +10,7 @@ pub struct ResidentTokens<'a> {
     /// Values `[tokens, head_dim]`; empty unless asked for.
     pub values: &'a [f32],
     /// What the policy's gate said of each token when it was read, `[tokens]`; empty unless
-    /// [`Taps::gate`](crate::Taps::gate) names one.
+    /// [`Taps::gate`](crate::Taps::gate) names one that sees tokens.
     pub gates: &'a [f32],
 }
 

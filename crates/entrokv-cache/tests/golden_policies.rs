@@ -5,7 +5,7 @@
 #[path = "golden/layer.rs"]
 mod golden_layer;
 
-use entrokv_cache::{parse_policy, select_pages};
+use entrokv_cache::{StreamingHeads, parse_policy, select_pages};
 use golden_layer::{GoldenLayer, floats, golden, indices};
 use serde_json::Value;
 
@@ -16,7 +16,9 @@ fn scores(text: &str) -> Vec<Vec<f32>> {
 
 /// The same, where each KV head's gate has said `gates` of the tokens.
 fn scores_with_gates(text: &str, gates: &[Vec<f32>]) -> Vec<Vec<f32>> {
-    GoldenLayer { gates: gates.to_vec(), ..GoldenLayer::read() }.scores(&*parse_policy(text).unwrap())
+    let mut layer = GoldenLayer::read();
+    layer.gates = gates.to_vec();
+    layer.scores(&*parse_policy(text).unwrap())
 }
 
 /// What a golden file says of one set of options.
@@ -301,8 +303,9 @@ fn dms_gives_up_what_is_marked_when_the_window_has_passed() {
         if window == 0 {
             continue; // refused here: a token would go before it was attended to
         }
-        let gates = gates.iter().map(|gates| gates[..len].to_vec()).collect();
-        let layer = GoldenLayer { gates, len, ..GoldenLayer::read() };
+        let mut layer = GoldenLayer::read();
+        layer.len = len;
+        layer.gates = gates.iter().map(|gates| gates[..len].to_vec()).collect();
         let scores = layer.scores(&*parse_policy(&format!("dms:window={window}")).unwrap());
         for (scores, held) in scores.iter().zip(step["held"].as_array().unwrap()) {
             let kept: Vec<usize> = (0..len).filter(|&token| scores[token] > f32::NEG_INFINITY).collect();
@@ -311,4 +314,23 @@ fn dms_gives_up_what_is_marked_when_the_window_has_passed() {
         }
     }
     assert!(compared >= 16, "{compared}");
+}
+
+#[test]
+fn heads_of_the_smallest_gates_stream() {
+    let case = golden("duo-attention")["cases"][0].clone();
+    let option = |key: &str| case["options"][key].as_u64().unwrap() as usize;
+    let table: Vec<f32> = case["table"].as_array().unwrap().iter().flat_map(floats).collect();
+    let num_heads = case["table"][0].as_array().unwrap().len();
+    for kept in case["kept"].as_array().unwrap() {
+        let heads = StreamingHeads { at_least: kept["head_fraction"].as_f64().unwrap() };
+        // Pages of one token.
+        let counts = heads.counts(&table, option("tokens"), option("sinks") + option("recent"), usize::MAX);
+        assert_eq!(counts.iter().sum::<usize>() as u64, kept["held_tokens"].as_u64().unwrap());
+        let streaming: Vec<[usize; 2]> = (0..counts.len())
+            .filter(|&head| counts[head] < option("tokens"))
+            .map(|head| [head / num_heads, head % num_heads])
+            .collect();
+        assert_eq!(serde_json::json!(streaming), kept["streaming"]);
+    }
 }

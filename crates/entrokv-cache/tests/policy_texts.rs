@@ -109,9 +109,9 @@ fn the_mean_is_the_mean_and_the_maximum_the_maximum_whatever_the_preset() {
 #[test]
 fn wrong_spellings_say_what_would_be_right() {
     let refused = |text: &str| parse_policy(text).unwrap_err().to_string();
-    let known = "page-entro-kv, mean-pages, max-pages, ada-kv, cur, dms, fastgen, fast-kvzip, h2o, keydiff, knorm, kv-compress, kvzap, lagkv, \
-                 observed-attention, paged-eviction, pyramid-kv, r-kv, random, rocketkv, scissorhands, snapkv, \
-                 streaming-llm, tova";
+    let known = "page-entro-kv, mean-pages, max-pages, ada-kv, cur, dms, duo-attention, fastgen, fast- \
+                 kvzip, h2o, keydiff, knorm, kv-compress, kvzap, lagkv, observed-attention, paged- \
+                 eviction, pyramid-kv, r-kv, random, rocketkv, scissorhands, snapkv, streaming-llm, tova";
     assert_eq!(refused("h3o"), format!("unknown policy `h3o`; known are {known}"));
     assert_eq!(refused(""), format!("unknown policy ``; known are {known}"));
     assert_eq!(refused("none"), format!("`none` keeps every page and is not a policy; known are {known}"));
@@ -124,6 +124,10 @@ fn wrong_spellings_say_what_would_be_right() {
         ),
         ("dms:scale=0", "option `scale` of dms is a number above 0, got `0`"),
         ("dms:offset=inf", "option `offset` of dms is a number, got `inf`"),
+        (
+            "duo-attention:streaming=1.5",
+            "option `streaming` of duo-attention is a part of the heads from 0 to 1, got `1.5`",
+        ),
         ("kvzap:gates=", "option `gates` of kvzap is a file, got ``"),
         ("kvzap:tau=NaN", "option `tau` of kvzap is a threshold, or none, got `NaN`"),
         ("kvzap:window=0", "option `window` of kvzap is a number of tokens, 1 or more, got `0`"),
@@ -217,6 +221,7 @@ fn policies_of_token_scores_print_what_they_parse_from() {
         "fastgen:recovery=0.95,local=0.2,frequent=100tok,first=1,special=7,punctuation=9+17,window=64,allot=uniform",
         "fast-kvzip:gates=my gates.safetensors,window=64,allot=uniform",
         "dms:scale=50,offset=-2,window=256",
+        "duo-attention:table=pattern.tsv,streaming=0.5,sinks=64,recent=half",
         "kvzap:gates=zap.safetensors,tau=-4.5,window=32,sinks=4",
     ] {
         let policy = parse_policy(text).unwrap();

@@ -216,7 +216,7 @@ impl Engine {
         }
         let start = sequence.tokens.len();
         if let Some(EvictionOptions { policy, .. }) = &request.eviction {
-            if let Some(gates) = self.gates(&**policy)? {
+            if let Some(gates) = self.gates(&**policy)?.filter(|gates| gates.see_tokens()) {
                 let last = self.sequences.get(&id).and_then(|sequence| sequence.turn.eviction.as_ref());
                 if !last.is_some_and(|last| last.knows(&gates)) {
                     return Err(SubmitError::UnseenTokens { policy: policy.name().to_owned(), got: start });

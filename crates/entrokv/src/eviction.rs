@@ -27,7 +27,7 @@ use entrokv_kernels::codes::KeyConstants;
 use entrokv_kernels::compute::Compute;
 use entrokv_kernels::threads::Threads;
 
-use crate::gates::{GateInput, GateScores, Gates};
+use crate::gates::{GateInput, GateScores, Gates, HeadGates};
 use crate::model::ModelRunner;
 use crate::sequence::EvictionOptions;
 use crate::store::TokenVectors;
@@ -75,8 +75,10 @@ pub(crate) struct Eviction {
     /// Bytes held right after the last eviction at a prompt's end.
     held_after_prompt: Option<u64>,
     report: EvictionReport,
-    /// What the policy's gates said, where it has any.
+    /// What the policy's gates said of tokens, where it has any.
     gates: Option<GateScores>,
+    /// What they say of heads, where it is that.
+    heads: Option<HeadGates>,
 }
 
 struct ScoredGroup {
@@ -128,7 +130,9 @@ impl Eviction {
                 groups.push(ScoredGroup { group, scorer, column_sums: Vec::new(), cap: usize::MAX });
             }
         }
-        let gates = gates.map(|gates| GateScores::new(gates, groups.len()));
+        let heads = gates.as_ref().and_then(|gates| gates.heads());
+        let of_tokens = gates.filter(|gates| gates.see_tokens());
+        let gates = of_tokens.map(|gates| GateScores::new(gates, groups.len()));
         Ok(Self {
             policy,
             budget: options.budget,
@@ -142,6 +146,7 @@ impl Eviction {
             held_after_prompt: None,
             report: EvictionReport::default(),
             gates,
+            heads,
         })
     }
 
@@ -149,6 +154,9 @@ impl Eviction {
     pub(crate) fn carry_on(&mut self, last: &mut Self) {
         self.report = EvictionReport { budget_raised: false, ..last.report() };
         self.gates = self.gates.take().map(|gates| last.gates.take().unwrap_or(gates));
+        if let (Some(heads), Some(last)) = (&mut self.heads, last.heads.take()) {
+            heads.carry_on(last);
+        }
     }
 
     /// Whether what `gates` say of every token that the sequence holds is known.
@@ -172,7 +180,8 @@ impl Eviction {
     /// Whether the policy is shown rows while a prompt is read, or while decoding, so that no such step may run twice.
     pub(crate) fn is_watching(&self, reading: bool) -> bool {
         let needs = self.policy.needs();
-        if reading { needs.prompt != RowTap::None } else { needs.step_rows }
+        let sums_heads = self.heads.as_ref().is_some_and(HeadGates::is_reading);
+        if reading { needs.prompt != RowTap::None || sums_heads } else { needs.step_rows }
     }
 
     /// Where reading from `position` on pauses for an eviction before the prompt's end, if the policy wants that.
@@ -182,13 +191,16 @@ impl Eviction {
 
     /// Shows the policy's gates the `queries` `[tokens, num_heads, head_dim]` of the tokens at positions `rows` before RoPE, and
     /// their `keys`.
-    pub(crate) fn observe_unrotated(&mut self, layer: usize, rows: &Range<usize>, queries: &mut [f32], _keys: &[f32]) {
+    pub(crate) fn observe_unrotated(&mut self, layer: usize, rows: &Range<usize>, queries: &mut [f32], keys: &[f32]) {
         if let (Some(scores), Some(first)) = (&mut self.gates, self.first_group[layer]) {
             if scores.gates().is_query_channel() {
                 let (group_len, d) = (self.shape.group_size * self.shape.head_dim, self.shape.head_dim);
                 let channel: Vec<f32> = queries.chunks_exact(group_len).map(|group| group[d - 1]).collect();
                 scores.record(first, rows, &channel);
             }
+        }
+        if let (Some(heads), Some(first)) = (&mut self.heads, self.first_group[layer]) {
+            heads.add(first / self.shape.num_kv_heads, rows.len(), queries, keys);
         }
         self.hide_gate(layer, queries);
     }
@@ -289,13 +301,16 @@ impl Eviction {
             group.scorer.end_prompt();
         }
         self.groups.iter_mut().for_each(|group| group.cap = keep);
+        let full = self.shape.pages_for(cache.logical_len());
+        self.cap_heads(held.runner, full, keep);
         let open = if cache.open_page().is_some() { OpenPage::Newest } else { OpenPage::None };
         let releases = self.policy.release() == Release::Marked;
-        let scored = self.scored(&held, |table_len| releases || table_len > keep);
+        let least = self.groups.iter().map(|group| group.cap).min().unwrap_or(keep);
+        let scored = self.scored(&held, |table_len| releases || table_len > least);
         let pins = self.policy.pins();
         // What fits need not be shared out.
         let is_over = scored.iter().flatten().any(|units| units.num_pages() > keep);
-        let is_shared_out = !matches!(self.policy.allotment(), Allotment::Uniform);
+        let is_shared_out = !matches!(self.policy.allotment(), Allotment::Uniform | Allotment::Heads(_));
         if is_over && is_shared_out && scored.iter().all(Option::is_some) {
             self.allot(&scored, &pins, keep, open);
         }
@@ -329,6 +344,16 @@ impl Eviction {
             let num_groups = self.groups.len() as f64;
             (self.report.uor, self.report.uor_per_head) = (pages_held / num_groups, alone / num_groups);
         }
+    }
+
+    /// Says which heads stream, where that is how the policy shares the budget out: a head that does not has room for `full` pages.
+    fn cap_heads(&mut self, runner: &dyn ModelRunner, full: usize, keep: usize) {
+        let Allotment::Heads(streaming) = self.policy.allotment() else { return };
+        let Some(heads) = &mut self.heads else { return };
+        let few = self.policy.pins().smallest_pages(self.shape.page_size);
+        let total = keep.saturating_mul(self.groups.len());
+        let caps = streaming.counts(heads.settle(runner.config()), full, few, total);
+        self.groups.iter_mut().zip(caps).for_each(|(group, cap)| group.cap = cap);
     }
 
     /// Shares `keep` pages a group out among the groups by their scores.
@@ -433,13 +458,15 @@ impl Eviction {
     /// Frees pages of each KV group that is about to open one beyond its budget, one or as many as the policy's schedule says; `next` is the position to be written.
     pub(crate) fn make_room(&mut self, mut held: Held<'_>, pool: &mut PagePool, next: usize) {
         let releases = self.policy.release() == Release::Marked;
-        if self.resolved.as_ref().is_none_or(|resolved| resolved.unlimited && !releases) {
+        let Some(ResolvedBudget { pages_per_group: keep, unlimited, .. }) = self.resolved else { return };
+        if unlimited && !releases && self.heads.is_none() {
             return;
         }
         let opens_page = next.is_multiple_of(self.shape.page_size);
         if !opens_page || self.policy.schedule() == Schedule::Once || next < held.cache.logical_len() {
             return;
         }
+        self.cap_heads(held.runner, next / self.shape.page_size + 1, keep);
         // With shares of the budget a group may have room where its neighbours have not.
         let least = self.groups.iter().map(|group| group.cap).min().unwrap_or(0);
         let (pins, page_size) = (self.policy.pins(), self.shape.page_size);
@@ -486,7 +513,8 @@ impl Eviction {
         let sums = self.groups.iter().map(|group| &group.column_sums);
         let floats: usize = sums.chain(&self.step_rows).map(Vec::capacity).sum();
         let scorers: u64 = self.groups.iter().map(|group| group.scorer.state_bytes()).sum();
-        scorers + (floats * size_of::<f32>()) as u64 + self.gates.as_ref().map_or(0, GateScores::bytes)
+        let gates = self.gates.as_ref().map_or(0, GateScores::bytes) + self.heads.as_ref().map_or(0, HeadGates::bytes);
+        scorers + (floats * size_of::<f32>()) as u64 + gates
     }
 
     /// What eviction did so far, all turns counted.

@@ -10,6 +10,8 @@
 mod error;
 mod fast_kvzip;
 mod file;
+mod head_gates;
+mod head_table;
 mod kvzap;
 mod linear;
 mod scores;
@@ -22,6 +24,7 @@ use entrokv_kernels::compute::Compute;
 pub use self::error::GatesError;
 use self::fast_kvzip::FastKvzipGate;
 use self::file::GateFile;
+pub(crate) use self::head_gates::HeadGates;
 use self::kvzap::KvzapGate;
 pub(crate) use self::scores::GateScores;
 use crate::config::ModelConfig;
@@ -33,6 +36,8 @@ pub struct Gates {
     tap: GateTap,
     /// One a layer; none of window layers, and none at all where a channel of the queries is the gate.
     layers: Vec<Option<Gate>>,
+    /// Gates of heads: known, or to be estimated by each sequence.
+    heads: Option<HeadGates>,
 }
 
 #[derive(Debug)]
@@ -87,11 +92,21 @@ impl Gates {
         sizes: GateSizes,
         compute: &Compute,
     ) -> Result<Self, GatesError> {
+        let none = Self { tap, layers: Vec::new(), heads: None };
         if matches!(tap, GateTap::None | GateTap::QueryChannel) {
-            return Ok(Self { tap, layers: Vec::new() });
+            return Ok(none);
+        }
+        if tap == GateTap::HeadEstimate {
+            let num_layers = kinds.iter().filter(|kind| **kind == LayerKind::Global).count();
+            return Ok(Self { heads: Some(HeadGates::to_be_read(num_layers)), ..none });
         }
         let path = path.ok_or(GatesError::NoFile)?;
         let read = |source| GatesError::Read { path: path.to_owned(), source };
+        if tap == GateTap::HeadTable {
+            let text = std::fs::read_to_string(path).map_err(read)?;
+            let table = head_table::parse(path, &text, kinds.len(), sizes)?;
+            return Ok(Self { heads: Some(HeadGates::given(&table, kinds)), ..none });
+        }
         let bytes = std::fs::read(path).map_err(read)?;
         let mut file = GateFile::parse(path, &bytes, compute)?;
         let mut layers = Vec::with_capacity(kinds.len());
@@ -109,7 +124,7 @@ impl Gates {
             });
         }
         file.finish(kinds.len())?;
-        Ok(Self { tap, layers })
+        Ok(Self { layers, ..none })
     }
 
     /// What the gate of `layer` is to be shown.
@@ -129,6 +144,16 @@ impl Gates {
             Some(Some(Gate::Kvzap(gate))) => gate.scores(compute, x),
             None | Some(None) => Vec::new(),
         }
+    }
+
+    /// Whether they have a number for each token, which they must see to have.
+    pub(crate) fn see_tokens(&self) -> bool {
+        self.tap.sees_tokens()
+    }
+
+    /// Gates of heads, as a sequence begins with them.
+    pub(crate) fn heads(&self) -> Option<HeadGates> {
+        self.heads.clone()
     }
 
     /// Whether the last channel of the first query head of each KV head is the gate, and not the model's.

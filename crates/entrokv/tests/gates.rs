@@ -131,11 +131,14 @@ fn gated(dir: &Path, config: &ModelConfig) -> Vec<Request> {
     let zip = write_fast_kvzip(dir, config, 2).display().to_string();
     vec![
         request(1, 260, 70, "30%", &format!("kvzap:gates={zap}")),
-        request(2, 230, 70, "100%", &format!("kvzap:gates={zap},tau=0.4,window=20")),
-        request(3, 200, 70, "8pages", &format!("kvzap:gates={zap},tau=-0.2,window=9,allot=ada-floor:0.2")),
+        request(2, 230, 70, "100%", &format!("kvzap:gates={zap},tau=7,window=20")),
+        request(3, 200, 70, "8pages", &format!("kvzap:gates={zap},tau=6,window=9,allot=ada-floor:0.2")),
+        request(10, 220, 70, "100%", &format!("kvzap:gates={zap},tau=3,window=20,granularity=token")),
         request(4, 290, 70, "40%", &format!("fast-kvzip:gates={zip}")),
         request(6, 250, 70, "100%", "dms:window=24,offset=-40"),
-        request(7, 210, 70, "50%", &format!("dms:gates={zap},window=16,scale=1,offset=0.2")),
+        request(7, 210, 70, "50%", &format!("dms:gates={zap},window=16,scale=1,offset=-6")),
+        request(8, 240, 70, "60%", "duo-attention:sinks=4,recent=20tok"),
+        request(9, 170, 70, "100%", "duo-attention:sinks=16,recent=32tok,streaming=0.5"),
         request(5, 180, 70, "7pages", &format!("fast-kvzip:gates={zip},window=40,allot=uniform")),
     ]
 }
@@ -216,7 +219,7 @@ fn a_threshold_frees_what_a_budget_has_room_for_and_never_its_window() {
     let path = write_kvzap(dir.path(), &config(&gguf), 3).display().to_string();
     let mut model = open(&gguf, &options());
     let mut held = Vec::new();
-    for tau in ["-100", "1", "3", "100"] {
+    for tau in ["-100", "7", "10", "100"] {
         let policy = format!("kvzap:gates={path},tau={tau},window=40");
         let id = model.engine.submit(request(4, 300, 90, "100%", &policy)).unwrap();
         model.engine.finish(id, &mut |_| ()).unwrap();
@@ -237,6 +240,11 @@ fn a_threshold_frees_what_a_budget_has_room_for_and_never_its_window() {
         model.engine.close(id);
     }
     assert!(held.is_sorted_by(|a, b| a > b), "{held:?}");
+    // A page with one token worth keeping stays whole, unless tokens are decided about.
+    let policy = format!("kvzap:gates={path},tau=7,window=40,granularity=token");
+    let id = model.engine.submit(request(4, 300, 90, "100%", &policy)).unwrap();
+    model.engine.finish(id, &mut |_| ()).unwrap();
+    assert!(model.engine.kv_report(id).unwrap().bytes_held < held[1] / 2, "{held:?}");
 }
 
 #[test]
@@ -272,19 +280,16 @@ fn a_further_turn_goes_on_with_what_gates_have_said() {
         prompt: prompt.to_vec(),
         ..request(0, 1, 1, budget, policy)
     };
-    // Whatever the turns, a decision over the same tokens is the same one.
-    let whole = model.engine.submit(turn(&prompt, "7pages", &policy)).unwrap();
-    model.engine.finish(whole, &mut |_| ()).unwrap();
     let id = model.engine.submit(turn(&prompt[..250], "100%", &policy)).unwrap();
     let first = model.engine.finish(id, &mut |_| ()).unwrap().tokens[0];
     model.engine.extend(id, turn(&prompt[250..], "7pages", &policy)).unwrap();
     model.engine.finish(id, &mut |_| ()).unwrap();
-    assert_eq!(model.engine.tokens(id).unwrap()[250], first);
-    // The token generated stands between the prompts, so pages from 15 on differ.
-    let before = |id| -> Vec<usize> {
-        tables(&model, id).iter().map(|table| table.iter().filter(|page| **page < 15).count()).collect()
-    };
-    assert!(before(id).iter().sum::<usize>() > 0 && before(whole).iter().sum::<usize>() > 0);
+    // The same tokens in one turn: the gates say the same of them, so the same pages stay.
+    let tokens = [&prompt[..250], &[first], &prompt[250..]].concat();
+    let whole = model.engine.submit(turn(&tokens, "7pages", &policy)).unwrap();
+    model.engine.finish(whole, &mut |_| ()).unwrap();
+    assert_eq!(tables(&model, id), tables(&model, whole));
+    assert_eq!(model.engine.tokens(id), model.engine.tokens(whole));
 
     let refused = model.engine.extend(id, turn(&prompt[..9], "7pages", &other)).unwrap_err().to_string();
     assert_eq!(
@@ -310,4 +315,78 @@ fn gates_of_another_model_are_refused_and_nothing_is_held() {
     assert!(line.contains("tensor 'layers.0.weight' has shape") && !line.contains('\n'), "{line}");
     assert!(!model.engine.is_busy());
     assert_eq!(model.engine.pool().used_bytes(), 0);
+}
+
+/// A table that counts the heads: the first one streams first.
+fn write_table(dir: &Path, config: &ModelConfig) -> PathBuf {
+    let (path, heads) = (dir.join("pattern.tsv"), config.num_kv_heads);
+    let num_heads = config.layers.len() * heads;
+    let gate = |layer: usize, head: usize| ((layer * heads + head) as f32 / num_heads as f32).to_string();
+    let line = |layer: usize| (0..heads).map(|head| gate(layer, head)).collect::<Vec<_>>().join("\t");
+    std::fs::write(&path, (0..config.layers.len()).map(line).collect::<Vec<_>>().join("\n")).unwrap();
+    path
+}
+
+#[test]
+fn the_budget_says_how_many_heads_stream() {
+    let (gguf, dir) = (gguf("qwen3-untied"), tempfile::tempdir().unwrap());
+    let table = write_table(dir.path(), &config(&gguf)).display().to_string();
+    let mut model = open(&gguf, &options());
+    let num_groups = model.engine.shape().num_global_groups();
+    // Five pages stream: one of sinks, and up to four that may hold 40 newest tokens.
+    let policy = format!("duo-attention:table={table},sinks=4,recent=40tok");
+    let mut last = 0;
+    for budget in ["100%", "80%", "50%", "8pages", "30%"] {
+        let id = model.engine.submit(request(4, 300, 90, budget, &policy)).unwrap();
+        let mut streaming = Vec::new();
+        while model.engine.is_busy() {
+            model.engine.step().unwrap();
+            let kv = model.engine.kv_report(id).unwrap();
+            assert!(kv.bytes_held <= kv.bytes_budget.unwrap_or(u64::MAX), "{budget}");
+            let all = model.engine.cache(id).unwrap().logical_len().div_ceil(16);
+            let tables = tables(&model, id);
+            // Those of the smallest gates come first, and the others hold everything.
+            let count = tables.iter().take_while(|table| table.len() < all).count();
+            assert!(tables[count..].iter().all(|table| table.len() == all), "{budget}: {tables:?}");
+            streaming.push(count);
+        }
+        assert!(streaming.is_sorted(), "{budget}: who streams goes on: {streaming:?}");
+        let count = streaming[streaming.len() - 1];
+        assert!(count >= last && count <= num_groups, "{budget}: {count} after {last}");
+        last = count;
+        for table in &tables(&model, id)[..count] {
+            assert_eq!(*table, [0, 21, 22, 23, 24], "{budget}: sinks and the newest");
+        }
+        if budget == "100%" {
+            assert_eq!(count, 0);
+        }
+        model.engine.close(id);
+    }
+    assert!(last > 0);
+    // Half of the heads, whatever room there is.
+    let id = model.engine.submit(request(4, 300, 90, "100%", &format!("{policy},streaming=0.5"))).unwrap();
+    model.engine.finish(id, &mut |_| ()).unwrap();
+    let counts: Vec<usize> = tables(&model, id).iter().map(Vec::len).collect();
+    let half = (num_groups as f64 / 2.0).round_ties_even() as usize;
+    assert_eq!(counts, [vec![5; half], vec![25; num_groups - half]].concat());
+    let kv = model.engine.kv_report(id).unwrap();
+    assert_eq!(kv.bytes_held * 25 * num_groups as u64, kv.bytes_full * counts.iter().sum::<usize>() as u64);
+    model.engine.close(id);
+    let line = model.engine.submit(request(4, 300, 90, "4pages", &policy)).unwrap_err().to_string();
+    assert!(line.contains("the smallest budget is 5pages"), "{line}");
+}
+
+#[test]
+fn heads_that_streamed_go_on_in_a_further_turn() {
+    let gguf = gguf("llama-tied");
+    let mut model = open(&gguf, &options());
+    let policy = "duo-attention:sinks=4,recent=20tok,streaming=0.5";
+    let id = model.engine.submit(request(3, 200, 40, "100%", policy)).unwrap();
+    model.engine.finish(id, &mut |_| ()).unwrap();
+    let few = |model: &Model| -> Vec<bool> { tables(model, id).iter().map(|table| table.len() <= 4).collect() };
+    let first = few(&model);
+    assert!(first.contains(&true) && first.contains(&false));
+    model.engine.extend(id, request(5, 150, 40, "100%", policy)).unwrap();
+    model.engine.finish(id, &mut |_| ()).unwrap();
+    assert_eq!(few(&model), first);
 }

@@ -82,6 +82,40 @@ pub enum GatesError {
         /// Layers of the model.
         num_layers: usize,
     },
+    /// A table of heads with a line too few or too many: another model's.
+    #[error("head table {}: {got} lines, the model has {wanted} layers", path.display())]
+    TableLayers {
+        /// The file.
+        path: PathBuf,
+        /// Its lines.
+        got: usize,
+        /// Layers of the model.
+        wanted: usize,
+    },
+    /// A line of another number of heads.
+    #[error("head table {}: layer {layer} has {got} numbers, the model has {wanted} KV heads", path.display())]
+    TableHeads {
+        /// The file.
+        path: PathBuf,
+        /// The layer.
+        layer: usize,
+        /// Its numbers.
+        got: usize,
+        /// KV heads of the model.
+        wanted: usize,
+    },
+    /// An entry that is no number.
+    #[error("head table {}: layer {layer}, KV head {kv_head} is `{got}`, wanted a finite number", path.display())]
+    TableNumber {
+        /// The file.
+        path: PathBuf,
+        /// The layer.
+        layer: usize,
+        /// The KV head.
+        kv_head: usize,
+        /// The entry.
+        got: String,
+    },
     /// A matrix that cannot be packed.
     #[error("gates {}: tensor '{name}': {source}", path.display())]
     Pack {

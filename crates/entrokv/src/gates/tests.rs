@@ -29,7 +29,7 @@ fn tensor(name: &str, shape: &[usize], values: &[f32]) -> Written {
 }
 
 /// The numbers of nested lists, and the lengths of the lists.
-fn array(value: &Value) -> (Vec<usize>, Vec<f32>) {
+pub(super) fn array(value: &Value) -> (Vec<usize>, Vec<f32>) {
     match value {
         Value::Array(items) => {
             let inner: Vec<(Vec<usize>, Vec<f32>)> = items.iter().map(array).collect();
@@ -40,7 +40,7 @@ fn array(value: &Value) -> (Vec<usize>, Vec<f32>) {
     }
 }
 
-fn golden(name: &str) -> Value {
+pub(super) fn golden(name: &str) -> Value {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../entrokv-cache/tests/golden/policies");
     serde_json::from_str(&fs::read_to_string(path.join(format!("{name}.json"))).unwrap()).unwrap()
 }
@@ -260,4 +260,28 @@ fn what_is_no_such_file_is_refused_in_one_line() {
     let line = refused(Some(&dir.path().join("none")));
     assert!(line.contains("No such file"), "{line}");
     assert_eq!(refused(None), "the policy has no gates: it needs gates=FILE");
+}
+
+#[test]
+fn a_table_of_another_model_is_refused_in_one_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("pattern.tsv");
+    let read = |text: &str| {
+        fs::write(&path, text).unwrap();
+        Gates::read(GateTap::HeadTable, Some(&path), &[LayerKind::Window(8), LayerKind::Global], SIZES, &compute(1))
+    };
+    let cases = [
+        ("0.1\t0.2\n", "1 lines, the model has 2 layers"),
+        ("0.1\t0.2\n0.3\t0.4\n0.5\t0.6\n", "3 lines, the model has 2 layers"),
+        ("0.1\t0.2\n0.3\n", "layer 1 has 1 numbers, the model has 2 KV heads"),
+        ("0.1\t0.2\n0.3\thigh\n", "layer 1, KV head 1 is `high`, wanted a finite number"),
+        ("0.1\tinf\n0.3\t0.4\n", "layer 0, KV head 1 is `inf`, wanted a finite number"),
+    ];
+    for (text, expected) in cases {
+        let line = read(text).unwrap_err().to_string();
+        assert_eq!(line, format!("head table {}: {expected}", path.display()));
+    }
+    // Layers of windows have no gates; what is beyond 0 to 1 counts as the end it is beyond.
+    let Some(HeadGates::Given(gates)) = read("0.1 0.2\n -0.5\t1.5\n").unwrap().heads() else { panic!("given") };
+    assert_eq!(gates, [0.0, 1.0]);
 }
