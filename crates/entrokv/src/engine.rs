@@ -215,12 +215,12 @@ impl Engine {
             return Err(SubmitError::Busy(id));
         }
         let start = sequence.tokens.len();
-        if let Some(EvictionOptions { policy, .. }) = &request.eviction {
-            if let Some(gates) = self.gates(&**policy)?.filter(|gates| gates.see_tokens()) {
-                let last = self.sequences.get(&id).and_then(|sequence| sequence.turn.eviction.as_ref());
-                if !last.is_some_and(|last| last.knows(&gates)) {
-                    return Err(SubmitError::UnseenTokens { policy: policy.name().to_owned(), got: start });
-                }
+        if let Some(EvictionOptions { policy, .. }) = &request.eviction
+            && let Some(gates) = self.gates(&**policy)?.filter(|gates| gates.see_tokens())
+        {
+            let last = self.sequences.get(&id).and_then(|sequence| sequence.turn.eviction.as_ref());
+            if !last.is_some_and(|last| last.knows(&gates)) {
+                return Err(SubmitError::UnseenTokens { policy: policy.name().to_owned(), got: start });
             }
         }
         let mut turn = self.turn(&request, start)?;

@@ -192,12 +192,12 @@ impl Eviction {
     /// Shows the policy's gates the `queries` `[tokens, num_heads, head_dim]` of the tokens at positions `rows` before RoPE, and
     /// their `keys`.
     pub(crate) fn observe_unrotated(&mut self, layer: usize, rows: &Range<usize>, queries: &mut [f32], keys: &[f32]) {
-        if let (Some(scores), Some(first)) = (&mut self.gates, self.first_group[layer]) {
-            if scores.gates().is_query_channel() {
-                let (group_len, d) = (self.shape.group_size * self.shape.head_dim, self.shape.head_dim);
-                let channel: Vec<f32> = queries.chunks_exact(group_len).map(|group| group[d - 1]).collect();
-                scores.record(first, rows, &channel);
-            }
+        if let (Some(scores), Some(first)) = (&mut self.gates, self.first_group[layer])
+            && scores.gates().is_query_channel()
+        {
+            let (group_len, d) = (self.shape.group_size * self.shape.head_dim, self.shape.head_dim);
+            let channel: Vec<f32> = queries.chunks_exact(group_len).map(|group| group[d - 1]).collect();
+            scores.record(first, rows, &channel);
         }
         if let (Some(heads), Some(first)) = (&mut self.heads, self.first_group[layer]) {
             heads.add(first / self.shape.num_kv_heads, rows.len(), queries, keys);

@@ -81,7 +81,7 @@ fn gates_that_cannot_be_read_are_failures() {
     }
     // A well-formed file without a tensor in it.
     let header: &[u8] = b"{}      ";
-    let file = bench.file("empty.safetensors", &[&(header.len() as u64).to_le_bytes(), header].concat());
+    let file = bench.file("empty.safetensors", [&(header.len() as u64).to_le_bytes(), header].concat());
     refused(
         &format!("kvzap:gates={}", text(&file)),
         "tensor 'layers.0.weight' is missing; the model needs it with shape [",
