@@ -102,13 +102,14 @@ impl KvCache {
         self.table_of(group).pages()
     }
 
-    /// How often `group` has lost pages or moved them, for who keeps something that was read from its table.
+    /// How often `group` has lost pages or tokens or moved them, for who keeps something that was read from its table.
     pub fn revision(&self, group: KvGroup) -> Revision {
         self.table_of(group).revision()
     }
 
-    /// The first place in the table of `group` whose page may be another, or in another frame, than at `revision`: pages before
-    /// it are as they were, but that the last one may have got tokens. Exact for the last revision and the one before.
+    /// The first place in the table of `group` whose page may be another, in another frame, or of other tokens than at `revision`:
+    /// pages before it are as they were, but that the last one may have got tokens. Exact for the last revision and the one
+    /// before.
     pub fn first_changed(&self, group: KvGroup, revision: Revision) -> usize {
         self.table_of(group).first_changed(revision)
     }

@@ -95,7 +95,8 @@ mod tests {
     }
 
     /// A global and a window layer of two KV heads under a random history: growth by a token or a chunk, pages freed and
-    /// re-encoded, tokens moved together, windows that slide. Lists follow at random moments, so that they miss any number of revisions.
+    /// re-encoded, tokens moved together, windows that slide. Lists follow at random moments, so that they miss any number of
+    /// revisions.
     #[test]
     fn lists_that_followed_are_lists_made_anew() {
         for seed in 0..40 {

@@ -24,8 +24,8 @@ pub struct ResidentPage {
     frame: Frame,
 }
 
-/// Counts the times a block table lost pages or moved them to other frames. Growth is not counted: it leaves pages where they
-/// are, but for the tokens that the last one gets.
+/// Counts the times a block table lost pages or tokens or moved them to other frames. Growth is not counted: it leaves pages
+/// where they are, but for the tokens that the last one gets.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Revision(u64);
 
@@ -261,7 +261,11 @@ impl Table {
             page.positions = (!unmoved).then(|| own.into_boxed_slice());
             self.position_bytes += page.heap_bytes();
         }
-        self.retain(pool, |place, _| place < num_left || place >= num_pages)
+        let num_unmoved = kept.iter().zip(0..).take_while(|(from, to)| *from == to).count() / page_size;
+        let applied = self.retain(pool, |place, _| place < num_left || place >= num_pages);
+        // Tokens move because others go, and with these at least a page: one change, from the first page that has others.
+        self.first_changed = self.first_changed.min(num_unmoved);
+        applied
     }
 
     /// Keeps the pages `keep` says (given their place in the table), frees the others.

@@ -196,6 +196,7 @@ proptest! {
         // What each slot of the pool holds: the position written there.
         let mut bytes = std::collections::HashMap::new();
         let mut expected: Vec<u32> = Vec::new();
+        let mut follower = Follower::default();
         for (grow, mask, by_token) in rounds {
             let first = cache.logical_len();
             cache.grow(&mut pool, grow).unwrap();
@@ -227,6 +228,7 @@ proptest! {
                 cache.apply(&mut pool, GLOBAL, &fates, &mut no_move).unwrap();
             }
             prop_assert_eq!(&positions(&cache, GLOBAL), &expected);
+            follower.follow(&cache);
             prop_assert!(expected.is_sorted_by(|a, b| a < b));
             for &position in &expected {
                 let slot = cache.slot(GLOBAL, position).unwrap();
