@@ -25,6 +25,7 @@ use crate::pins::Pins;
 use crate::shape::CacheShape;
 
 pub use self::parse::BudgetParseError;
+use self::parse::EVICT_PREFIX;
 pub use self::ratio::{Ratio, RatioError};
 
 /// A cap on a sequence's cache, as stated.
@@ -34,7 +35,8 @@ pub use self::ratio::{Ratio, RatioError};
 ///   1,000), split evenly over the KV groups of global layers;
 /// * `512tok`, `512 tokens`: tokens per KV group;
 /// * `40pages`: pages per KV group;
-/// * `20%`, `12.5%`, `0.2`, `1/5`: an exact fraction of the prompt's tokens, 100 % and more keeping everything.
+/// * `20%`, `12.5%`, `0.2`, `1/5`: an exact fraction of the prompt's tokens, 100 % and more keeping everything;
+/// * `evict:0.9`, `evict:90%`, `evict:9/10`: the part given up, which kvpress calls its compression ratio.
 ///
 /// Units may be in any case and set off by spaces. A bare integer is refused, since it does not say what it counts.
 ///
@@ -58,6 +60,8 @@ pub enum Budget {
     Tokens(u64),
     /// A part of the prompt's tokens, fixed when the prompt has been read.
     Fraction(Ratio),
+    /// The part of the prompt's tokens that goes, below one; what stays is fixed when the prompt has been read.
+    Evict(Ratio),
 }
 
 /// What a budget comes to for one sequence.
@@ -78,7 +82,7 @@ impl Budget {
     /// [`PageKind`](crate::PageKind) where all are alike.
     ///
     /// For fractions `k = floor(rho T)` tokens and `max(smallest, floor(k / B))` pages (specification, sections 2 and
-    /// 10); 100 % and more is unlimited. Bytes are divided among groups, rounding down, and then come to as many pages as
+    /// 10); 100 % and more is unlimited. For a part evicted `k` is [`Ratio::rest_of`] `T`. Bytes are divided among groups, rounding down, and then come to as many pages as
     /// never weigh more.
     ///
     /// # Errors
@@ -92,15 +96,20 @@ impl Budget {
     ) -> Result<ResolvedBudget, BudgetError> {
         let cost = cost.into();
         let smallest = pins.smallest_pages(shape.page_size);
-        let Budget::Fraction(fraction) = self else {
-            let pages = self.checked_pages(shape, &cost, pins)?;
-            return Ok(ResolvedBudget::of(pages, shape, &cost));
+        let tokens = match self {
+            Budget::Fraction(fraction) if fraction.is_whole() => {
+                let pages_per_group = usize::MAX;
+                return Ok(ResolvedBudget { pages_per_group, bytes: u64::MAX, raised: false, unlimited: true });
+            }
+            Budget::Fraction(fraction) => fraction.floor_of(prompt_tokens as u64),
+            Budget::Evict(part) => part.rest_of(prompt_tokens as u64),
+            Budget::Bytes(_) | Budget::Pages(_) | Budget::Tokens(_) => {
+                let pages = self.checked_pages(shape, &cost, pins)?;
+                return Ok(ResolvedBudget::of(pages, shape, &cost));
+            }
         };
-        if fraction.is_whole() {
-            return Ok(ResolvedBudget { pages_per_group: usize::MAX, bytes: u64::MAX, raised: false, unlimited: true });
-        }
-        // Below one, the floor of a part of a usize is a usize.
-        let pages = fraction.floor_of(prompt_tokens as u64) as usize / shape.page_size;
+        // No more than all of a usize, which is a usize.
+        let pages = tokens as usize / shape.page_size;
         let resolved = ResolvedBudget::of(pages.max(smallest), shape, &cost);
         Ok(ResolvedBudget { raised: pages < smallest, ..resolved })
     }
@@ -112,7 +121,7 @@ impl Budget {
     /// [`BudgetError::NothingToCap`] for one in bytes where no layer is global.
     pub fn check(&self, shape: &CacheShape, cost: impl Into<PageCost>, pins: &Pins) -> Result<(), BudgetError> {
         match self {
-            Budget::Fraction(_) => Ok(()),
+            Budget::Fraction(_) | Budget::Evict(_) => Ok(()),
             Budget::Bytes(_) | Budget::Pages(_) | Budget::Tokens(_) => {
                 self.checked_pages(shape, &cost.into(), pins).map(drop)
             }
@@ -130,7 +139,7 @@ impl Budget {
             }
             Budget::Pages(pages) => whole(pages),
             Budget::Tokens(tokens) => whole(tokens / shape.page_size as u64),
-            Budget::Fraction(_) => unreachable!("the callers resolve fractions themselves"),
+            Budget::Fraction(_) | Budget::Evict(_) => unreachable!("the callers resolve fractions themselves"),
         };
         let smallest_pages = pins.smallest_pages(shape.page_size);
         if pages >= smallest_pages {
@@ -139,7 +148,7 @@ impl Budget {
         let smallest = match *self {
             Budget::Bytes(_) => Budget::Bytes(bytes_of(smallest_pages, shape, cost)),
             Budget::Tokens(_) => Budget::Tokens((smallest_pages as u64).saturating_mul(shape.page_size as u64)),
-            Budget::Pages(_) | Budget::Fraction(_) => Budget::Pages(smallest_pages as u64),
+            Budget::Pages(_) | Budget::Fraction(_) | Budget::Evict(_) => Budget::Pages(smallest_pages as u64),
         };
         Err(BudgetError::BelowPins { budget: *self, pages, smallest, smallest_pages })
     }
@@ -169,6 +178,7 @@ impl fmt::Display for Budget {
             Budget::Pages(pages) => write!(f, "{pages}page{}", plural(pages)),
             Budget::Tokens(tokens) => write!(f, "{tokens}tok"),
             Budget::Fraction(fraction) => fraction.fmt(f),
+            Budget::Evict(part) => write!(f, "{EVICT_PREFIX}{part}"),
         }
     }
 }

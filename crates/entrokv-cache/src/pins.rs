@@ -82,14 +82,25 @@ impl Pins {
     pub fn pinned(&self, pages: &[PageIndex], page_size: usize, budget_pages: usize, open: OpenPage) -> Vec<usize> {
         let sink_pages = self.sink_pages(page_size);
         let num_sinks = pages.partition_point(|page| (page.0 as usize) < sink_pages);
+        let num_newest = self.num_newest(page_size, budget_pages, open);
+        let oldest_recent = pages.len().saturating_sub(num_newest).max(num_sinks);
+        (0..num_sinks).chain((oldest_recent..pages.len()).rev()).collect()
+    }
+
+    /// How many of `num_pages` pages, all the sinks' among them, [`Pins::pinned`] lists.
+    pub fn num_pinned(&self, num_pages: usize, page_size: usize, budget_pages: usize, open: OpenPage) -> usize {
+        let num_sinks = self.sink_pages(page_size).min(num_pages);
+        num_sinks + self.num_newest(page_size, budget_pages, open).min(num_pages - num_sinks)
+    }
+
+    /// Resident pages that are pinned for being the newest.
+    fn num_newest(&self, page_size: usize, budget_pages: usize, open: OpenPage) -> usize {
         let recent = self.recent_pages.under(budget_pages, page_size);
-        let num_newest = match open {
+        match open {
             OpenPage::None => recent,
             OpenPage::Newest => recent.max(1),
             OpenPage::Next => recent.saturating_sub(1),
-        };
-        let oldest_recent = pages.len().saturating_sub(num_newest).max(num_sinks);
-        (0..num_sinks).chain((oldest_recent..pages.len()).rev()).collect()
+        }
     }
 }
 
@@ -278,6 +289,7 @@ mod tests {
             for (open, reserved) in [(OpenPage::None, 0), (OpenPage::Newest, 0), (OpenPage::Next, 1)] {
                 let mut pinned = pins.pinned(&resident, page_size, budget, open);
                 prop_assert!(pinned.len() + reserved <= budget);
+                prop_assert_eq!(pins.num_pinned(resident.len(), page_size, budget, open), pinned.len());
                 pinned.sort_unstable();
                 pinned.dedup();
                 prop_assert_eq!(pinned.len(), pins.pinned(&resident, page_size, budget, open).len());

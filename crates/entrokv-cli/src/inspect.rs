@@ -1,5 +1,7 @@
 //! `entrokv inspect`: what a model is, what its cache costs, and what each budget keeps.
 
+mod conversion;
+
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
@@ -11,7 +13,9 @@ use serde::Serialize;
 use crate::bench::mib;
 use crate::cli::CacheDir;
 use crate::failure::Failure;
-use crate::model_args::resolve;
+use crate::model_args::{EvictionArgs, resolve};
+
+use self::conversion::Conversion;
 
 /// Budgets of the table.
 const FRACTIONS: [&str; 5] = ["50%", "30%", "20%", "10%", "5%"];
@@ -22,7 +26,8 @@ const KINDS: [&str; 8] = ["f16", "f32", "bf16", "q8_0", "tq4", "tq3", "tq3v2", "
 const EXAMPLES: &str = "\
 Examples:
   entrokv inspect smollm2-135m
-  entrokv inspect model.gguf --prompt 4000,100000     what budgets keep of prompts of these lengths";
+  entrokv inspect model.gguf --prompt 4000,100000     what budgets keep of prompts of these lengths
+  entrokv inspect model.gguf --kv-budget evict:0.9 --tokens 4096    one budget in every unit";
 
 /// Which model.
 #[derive(Args)]
@@ -41,12 +46,17 @@ pub(crate) struct InspectArgs {
         default_value = "1024,8192,32768"
     )]
     prompt: Vec<u64>,
+    /// Length of the prompt that --kv-budget is converted for [default: those of --prompt]
+    #[arg(long, env = "ENTROKV_TOKENS", value_name = "N", requires = "kv_budget")]
+    tokens: Option<u64>,
     /// Tokens a page
     #[arg(long, env = "ENTROKV_PAGE_SIZE", value_name = "TOKENS", default_value = "16", value_parser = clap::value_parser!(u16).range(1..=256))]
     page_size: u16,
     /// Print one JSON object
     #[arg(long, env = "ENTROKV_JSON", value_parser = FalseyValueParser::new())]
     json: bool,
+    #[command(flatten)]
+    eviction: EvictionArgs,
 }
 
 #[derive(Serialize)]
@@ -70,6 +80,9 @@ struct Report {
     tensor_types: BTreeMap<&'static str, TypeRow>,
     kv: Vec<KvRow>,
     budgets: Vec<BudgetRow>,
+    /// The budget asked about.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    conversions: Vec<Conversion>,
 }
 
 #[derive(Default, Serialize)]
@@ -101,12 +114,19 @@ struct BudgetRow {
 
 /// Runs the command.
 pub(crate) fn run(args: &InspectArgs, cache: &CacheDir) -> Result<(), Failure> {
+    let eviction = args.eviction.options()?;
     let path = resolve(&args.model, cache)?;
     let gguf = Gguf::open(&path)?;
     let config = ModelConfig::from_metadata(gguf.metadata(), rope_factors(&gguf).as_deref())
         .map_err(|error| Failure::while_doing(path.display(), error))?;
     let shape = config.cache_shape(usize::from(args.page_size))?;
-    let report = report(args, &gguf, &config, &shape)?;
+    let mut report = report(args, &gguf, &config, &shape)?;
+    if let Some(options) = eviction {
+        let lengths = args.tokens.as_ref().map_or(args.prompt.as_slice(), std::slice::from_ref);
+        for &tokens in lengths {
+            report.conversions.push(Conversion::new(&options, &shape, tokens)?);
+        }
+    }
     let mut out = io::stdout().lock();
     if args.json {
         serde_json::to_writer(&mut out, &report)?;
@@ -179,6 +199,7 @@ fn report(args: &InspectArgs, gguf: &Gguf, config: &ModelConfig, shape: &CacheSh
         tensor_types,
         kv: kv.collect(),
         budgets,
+        conversions: Vec::new(),
     })
 }
 
@@ -222,6 +243,9 @@ fn print(out: &mut impl Write, r: &Report) -> Result<(), Failure> {
             "  {:<5} {} bytes a token, {} a page of one KV head{window}",
             row.kind, row.bytes_per_token, row.page_bytes
         )?;
+    }
+    if !r.conversions.is_empty() {
+        return Ok(r.conversions.iter().try_for_each(|conversion| conversion.print(out))?);
     }
     writeln!(out, "\nBudgets (f16 pages, whole pages for each of the KV heads)")?;
     writeln!(out, "  {:>8} {:>12} {:>8} {:>16} {:>14}", "prompt", "full", "budget", "pages each", "bytes")?;

@@ -173,7 +173,7 @@ impl RunArgs {
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Capping the KV cache")]
 pub(crate) struct EvictionArgs {
-    /// Most the cache may hold once the prompt is read: 20% or 1/5 (of the prompt's full cache; 100% and more caps nothing), 64MiB (whole sequence), 512tok or 40pages (each KV head)
+    /// Most the cache may hold once the prompt is read: 20% or 1/5 (of the prompt's full cache; 100% and more caps nothing), 64MiB (whole sequence), 512tok or 40pages (each KV head), evict:0.8 (what goes, as kvpress counts)
     #[arg(long, env = "ENTROKV_KV_BUDGET", value_name = "BUDGET", value_parser = parse_budget)]
     pub(crate) kv_budget: Option<Budget>,
     /// What decides which pages stay: none, or one that `entrokv policies` lists, with options such as page-entro-kv:tau=0.5,row=window:32,schedule=once [default: page-entro-kv:preset=serving when a budget is given]

@@ -19,12 +19,19 @@ const BYTE_UNITS: [(&str, u64); 9] = [
     ("tb", 1_000_000_000_000),
 ];
 
+/// What stands before the part that goes.
+pub(super) const EVICT_PREFIX: &str = "evict:";
+
 impl FromStr for Budget {
     type Err = BudgetParseError;
 
     fn from_str(text: &str) -> Result<Self, BudgetParseError> {
         let text = text.trim();
         let got = || text.to_owned();
+        let prefix = text.get(..EVICT_PREFIX.len()).filter(|start| start.eq_ignore_ascii_case(EVICT_PREFIX));
+        if let Some(prefix) = prefix {
+            return evicted(&text[prefix.len()..], text);
+        }
         if text.starts_with('-') {
             return Err(BudgetParseError::Negative { got: got() });
         }
@@ -66,6 +73,32 @@ impl FromStr for Budget {
     }
 }
 
+/// The budget that gives up the `part` of `text`: `0.9`, `90%` or `9/10`, from 0 to what is below 1.
+fn evicted(part: &str, text: &str) -> Result<Budget, BudgetParseError> {
+    let part = part.trim();
+    let unknown = || BudgetParseError::Unknown { got: text.to_owned() };
+    let out_of_range = || BudgetParseError::EvictOutOfRange { got: text.to_owned() };
+    if part.starts_with('-') {
+        return Err(out_of_range());
+    }
+    let number = |text: &str| Decimal::parse(text.trim_end()).ok_or_else(unknown);
+    let (numerator, denominator) = match (part.split_once('/'), part.strip_suffix('%')) {
+        (Some((numerator, denominator)), _) => {
+            let integer = |text: &str| number(text.trim())?.integer().ok_or_else(unknown);
+            (integer(numerator)?, Some(integer(denominator)?))
+        }
+        (None, Some(percent)) => number(percent).map(|number| (number.digits, number.denominator(100)))?,
+        (None, None) => number(part).map(|number| (number.digits, number.denominator(1)))?,
+    };
+    match (numerator, denominator) {
+        (_, None) => Err(BudgetParseError::Unrepresentable { got: text.to_owned() }),
+        (_, Some(0)) => Err(unknown()),
+        (0, Some(_)) => Ok(Budget::Fraction(Ratio::ONE)),
+        (numerator, Some(denominator)) if numerator >= denominator => Err(out_of_range()),
+        (numerator, Some(denominator)) => Ratio::new(numerator, denominator).map(Budget::Evict).map_err(|_| unknown()),
+    }
+}
+
 /// `digits / 10^places`, as written.
 #[derive(Debug, Clone, Copy)]
 struct Decimal {
@@ -96,7 +129,12 @@ impl Decimal {
 
     /// The number divided by `divisor`; `None` if that is zero or does not fit.
     fn ratio(self, divisor: u64) -> Option<Ratio> {
-        Ratio::new(self.digits, 10_u64.checked_pow(self.places)?.checked_mul(divisor)?).ok()
+        Ratio::new(self.digits, self.denominator(divisor)?).ok()
+    }
+
+    /// What the digits are divided by if the number is divided by `divisor`.
+    fn denominator(self, divisor: u64) -> Option<u64> {
+        10_u64.checked_pow(self.places)?.checked_mul(divisor)
     }
 
     /// The number times `factor`, rounded down.
@@ -127,6 +165,14 @@ pub enum BudgetParseError {
         /// The text.
         got: String,
     },
+    /// More than everything is to go, everything, or less than nothing.
+    #[error(
+        "a KV budget of {got:?} is out of range: the part evicted is 0 or more and below 1, such as evict:0.9 or evict:90%"
+    )]
+    EvictOutOfRange {
+        /// The text.
+        got: String,
+    },
     /// A number too long or too large, or with decimals where whole ones are counted.
     #[error("a KV budget of {got:?} is too large, too fine, or not a whole number of tokens or pages")]
     Unrepresentable {
@@ -135,8 +181,8 @@ pub enum BudgetParseError {
     },
     /// None of the forms.
     #[error(
-        "{got:?} is not a KV budget: write bytes (64MiB, 1.5GB), tokens (512tok), pages (40pages) or a fraction of the \
-         prompt (20%, 0.2, 1/5)"
+        "{got:?} is not a KV budget: write bytes (64MiB, 1.5GB), tokens (512tok), pages (40pages), a fraction of the \
+         prompt (20%, 0.2, 1/5) or the part that goes (evict:0.8)"
     )]
     Unknown {
         /// The text.

@@ -12,6 +12,9 @@ pub struct Ratio {
 }
 
 impl Ratio {
+    /// Everything.
+    pub const ONE: Self = Self { numerator: 1, denominator: 1 };
+
     /// `numerator / denominator`, reduced.
     ///
     /// # Errors
@@ -37,6 +40,20 @@ impl Ratio {
     /// Whether it is one or more.
     pub fn is_whole(self) -> bool {
         self.numerator >= self.denominator
+    }
+
+    /// What stays of `count` when this part of it, below one, goes: `floor(count (1 - self) + 1e-9)`, in integers.
+    ///
+    /// It is kvpress's `count (1 - compression_ratio)` without what binary floats cost it: of 10 tokens 0.9 leaves 1 and not 0.
+    /// The billionth forgives a ratio that is itself a float written out: 0.6666666666666667 of 3,000 leaves 1,000.
+    pub fn rest_of(self, count: u64) -> u64 {
+        const BILLION: u128 = 1_000_000_000;
+        let denominator = u128::from(self.denominator);
+        let exact = u128::from(self.denominator.saturating_sub(self.numerator)) * u128::from(count);
+        let (whole, part) = (exact / denominator, exact % denominator);
+        let is_close = part * BILLION + denominator >= denominator * BILLION;
+        // No more than `count`, for there is a part of one only where something goes.
+        (whole + u128::from(is_close)) as u64
     }
 
     /// `floor(self * count)`, exact, and `u64::MAX` where that does not fit.
@@ -98,6 +115,29 @@ mod tests {
         assert_eq!(Ratio::new(29, 100).unwrap().floor_of(100), 29);
         assert_eq!(Ratio::new(u64::MAX, 1).unwrap().floor_of(u64::MAX), u64::MAX);
         assert_eq!(Ratio::new(u64::MAX - 1, u64::MAX).unwrap().floor_of(u64::MAX), u64::MAX - 1);
+    }
+
+    #[test]
+    fn the_rest_is_what_a_compression_ratio_leaves() {
+        // Count, evicted, left: the specification's vectors, ratios that are floats written out, and both ends.
+        let cases = [
+            (10, (9, 10), 1),
+            (100, (9, 10), 10),
+            (1000, (7, 10), 300),
+            (4096, (9, 10), 409),
+            (3000, (6_666_666_666_666_667, 10_000_000_000_000_000), 1000),
+            (3, (6_666_667, 10_000_000), 0),
+            (1, (1, 1_000_000_000), 1),
+            (1, (2, 1_000_000_000), 0),
+            (0, (1, 2), 0),
+            (7, (1, 1), 0),
+            (u64::MAX, (1, u64::MAX), u64::MAX - 1),
+            (u64::MAX, (u64::MAX - 1, u64::MAX), 1),
+        ];
+        for (count, (numerator, denominator), left) in cases {
+            let part = Ratio::new(numerator, denominator).unwrap();
+            assert_eq!(part.rest_of(count), left, "{part} of {count}");
+        }
     }
 
     #[test]

@@ -16,6 +16,10 @@ fn ratio(numerator: u64, denominator: u64) -> Budget {
     Budget::Fraction(Ratio::new(numerator, denominator).unwrap())
 }
 
+fn evict(numerator: u64, denominator: u64) -> Budget {
+    Budget::Evict(Ratio::new(numerator, denominator).unwrap())
+}
+
 #[test]
 fn every_form_parses() {
     let cases = [
@@ -45,6 +49,15 @@ fn every_form_parses() {
         ("100%", ratio(1, 1)),
         ("250%", ratio(5, 2)),
         ("18446744073709551615B", Budget::Bytes(u64::MAX)),
+        ("evict:0.9", evict(9, 10)),
+        ("evict:90%", evict(9, 10)),
+        (" Evict: 12.5 % ", evict(1, 8)),
+        ("evict: 9 / 10", evict(9, 10)),
+        ("evict:0.6666666666666667", evict(6_666_666_666_666_667, 10_000_000_000_000_000)),
+        // kvpress's ratio of 0 compresses nothing.
+        ("evict:0", ratio(1, 1)),
+        ("evict:0.0%", ratio(1, 1)),
+        ("evict:0/3", ratio(1, 1)),
     ];
     for (text, budget) in cases {
         assert_eq!(text.parse(), Ok(budget), "{text:?}");
@@ -57,6 +70,7 @@ fn what_is_no_budget_says_why() {
     let negative = |got: &str| BudgetParseError::Negative { got: got.into() };
     let bare = |got: &str| BudgetParseError::BareInteger { got: got.into() };
     let unknown = |got: &str| BudgetParseError::Unknown { got: got.into() };
+    let out_of_range = |got: &str| BudgetParseError::EvictOutOfRange { got: got.into() };
     let unrepresentable = |got: &str| BudgetParseError::Unrepresentable { got: got.into() };
     let cases = [
         zero("0"),
@@ -96,11 +110,29 @@ fn what_is_no_budget_says_why() {
         unrepresentable("2.5 pages"),
         unrepresentable("18446744073709551615KiB"),
         unrepresentable("0.0000000000000000000000001%"),
+        out_of_range("evict:1"),
+        out_of_range("evict:1.0"),
+        out_of_range("evict:100%"),
+        out_of_range("evict:9"),
+        out_of_range("evict:250%"),
+        out_of_range("evict:4/3"),
+        out_of_range("evict:-0.1"),
+        unknown("evict:"),
+        unknown("evict:%"),
+        unknown("evict:1/0"),
+        unknown("evict:20tok"),
+        unknown("evict:0tok"),
+        unknown("evict:.9.9"),
+        unknown("evict:0.5/1"),
+        unknown("evict:evict:0.5"),
+        unknown("evict"),
+        unrepresentable("evict:0.00000000000000000000000001"),
     ];
     for expected in cases {
         let (BudgetParseError::Zero { got }
         | BudgetParseError::Negative { got }
         | BudgetParseError::BareInteger { got }
+        | BudgetParseError::EvictOutOfRange { got }
         | BudgetParseError::Unknown { got }
         | BudgetParseError::Unrepresentable { got }) = expected.clone();
         let error = got.parse::<Budget>().unwrap_err();
@@ -122,6 +154,10 @@ fn budgets_resolve_as_the_specification_says() {
         ("5%", 1024, 3),
         ("10%", 1024, 6),
         ("99%", 100, 6),
+        // 409 tokens stay of 4,096.
+        ("evict:0.9", 4096, 25),
+        ("evict:90%", 1000, 6),
+        ("evict:0.8", 1024, 12),
         ("512tok", 1, 32),
         ("527tok", 1, 32),
         ("40pages", 1, 40),
@@ -152,6 +188,9 @@ fn fractions_below_the_pins_are_raised() {
         ("20%", 159, serving, 2, true),
         ("20%", 500, wide, 7, true),
         ("20%", 1000, wide, 12, false),
+        ("evict:0.99", 1000, serving, 2, true),
+        ("evict:0.9", 10, serving, 2, true),
+        ("evict:0.9", 320, serving, 2, false),
     ] {
         let budget: Budget = text.parse().unwrap();
         assert_eq!(budget.check(&smollm2(), PageKind::F16, &pins), Ok(()));
@@ -219,6 +258,8 @@ fn any_budget() -> impl Strategy<Value = Budget> {
         any::<u64>().prop_map(Budget::Tokens),
         (1_u64.., 1_u64..).prop_map(|(numerator, denominator)| ratio(numerator, denominator)),
         (1_u64..100_000, 1_u64..100_000).prop_map(|(numerator, denominator)| ratio(numerator, denominator)),
+        (1_u64.., 1_u64..).prop_filter("a part", |(a, b)| a != b).prop_map(|(a, b)| evict(a.min(b), a.max(b))),
+        (2_u64..100_000).prop_flat_map(|b| (1..b, Just(b))).prop_map(|(a, b)| evict(a, b)),
     ]
 }
 
@@ -233,7 +274,7 @@ proptest! {
     }
 
     #[test]
-    fn any_text_is_a_budget_or_an_error(text in ".{0,12}", soup in "[-0-9./% MiBtokpages]{0,10}") {
+    fn any_text_is_a_budget_or_an_error(text in ".{0,12}", soup in "(evict:)?[-0-9./% MiBtokpages]{0,10}") {
         for text in [text, soup] {
             if let Ok(budget) = text.parse::<Budget>() {
                 prop_assert_eq!(budget.to_string().parse(), Ok(budget));
@@ -272,6 +313,11 @@ proptest! {
             Budget::Fraction(_) if resolved.unlimited => prop_assert!(!resolved.raised),
             Budget::Fraction(fraction) => {
                 let asked = u128::from(fraction.floor_of(prompt_tokens as u64)) / page_size as u128;
+                prop_assert_eq!(pages, asked.max(smallest as u128));
+                prop_assert_eq!(resolved.raised, asked < smallest as u128);
+            }
+            Budget::Evict(part) => {
+                let asked = u128::from(part.rest_of(prompt_tokens as u64)) / page_size as u128;
                 prop_assert_eq!(pages, asked.max(smallest as u128));
                 prop_assert_eq!(resolved.raised, asked < smallest as u128);
             }

@@ -7,12 +7,15 @@ use crate::program::{Bench, text};
 #[test]
 fn bad_flags_are_bad_usage() {
     let bench = Bench::new();
-    let cases: [(&[&str], &str); 22] = [
+    let cases: [(&[&str], &str); 25] = [
         (&["--kv-budget", "0"], "must be greater than 0"),
         (&["--kv-budget", "0%"], "must be greater than 0"),
         (&["--kv-budget=-5tok"], "negative"),
         (&["--kv-budget", "12"], "12tok"),
         (&["--kv-budget", "much"], "much"),
+        (&["--kv-budget", "evict:1"], "the part evicted is 0 or more and below 1"),
+        (&["--kv-budget", "evict:-20%"], "the part evicted is 0 or more and below 1"),
+        (&["--kv-budget", "evict:lots"], "evict:0.8"),
         (&["--policy", "lru", "--kv-budget", "20%"], "known are page-entro-kv, mean-pages"),
         (&["--policy", "page-entro-kv:tua=1", "--kv-budget", "20%"], "unknown option `tua` of page-entro-kv"),
         (&["--policy", "page-entro-kv:tau=0", "--kv-budget", "20%"], "a temperature above 0"),
@@ -40,6 +43,8 @@ fn bad_flags_are_bad_usage() {
         .collect();
     assert!(complaints.is_empty(), "{}", complaints.join("\n"));
     bench.run(&["generate", "--prompt", "x"], "").fails(2, "--model <MODEL>");
+    bench.run_model("inspect", &["--tokens", "5"], "").fails(2, "--kv-budget");
+    bench.run_model("inspect", &["--kv-budget", "1page"], "").fails(1, "the smallest budget is 2pages");
     bench.run(&["conquer"], "").fails(2, "unrecognized subcommand 'conquer'");
 }
 

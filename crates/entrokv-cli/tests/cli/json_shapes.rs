@@ -165,6 +165,36 @@ fn inspect_prints_one_object() {
 }
 
 #[test]
+fn inspect_converts_a_budget_into_every_unit() {
+    let bench = Bench::new();
+    let of =
+        |words: &[&str]| bench.run_model("inspect", &[&["--json"], words].concat(), "").json()["conversions"].take();
+    // kvpress would keep 409 of 4,096 tokens: 25 whole pages, of which the sinks' and none other is pinned at a page's end.
+    let ninety = of(&["--kv-budget", "evict:0.9", "--tokens", "4096", "--policy", "knorm"]);
+    let expected = serde_json::json!([{
+        "budget": "evict:90%", "policy": "knorm", "prompt_tokens": 4096, "pages_per_group": 25, "tokens_per_group": 400,
+        "pinned_pages": 1, "bytes": 25 * GROUPS * PAGE_BYTES, "bytes_full": 256 * GROUPS * PAGE_BYTES,
+        "fraction_kept": 400.0 / 4096.0, "fraction_evicted": 1.0 - 400.0 / 4096.0,
+        "smallest_pages": 2, "smallest_bytes": 2 * GROUPS * PAGE_BYTES, "raised": false,
+    }]);
+    assert_eq!(ninety, expected);
+    // The default policy pins a quarter of them beside the sinks' page.
+    let tokens = of(&["--kv-budget", "512tok", "--tokens", "1000"]);
+    assert_eq!((&tokens[0]["pages_per_group"], &tokens[0]["pinned_pages"]), (&32.into(), &9.into()));
+    // More than the prompt needs is all of it, and every length of --prompt has its row.
+    let all = of(&["--kv-budget", "1GiB", "--prompt", "100,1600"]);
+    assert_eq!(all.as_array().unwrap().len(), 2);
+    assert_eq!((&all[0]["tokens_per_group"], &all[0]["fraction_kept"]), (&100.into(), &1.0.into()));
+    assert_eq!((&all[1]["bytes"], &all[1]["raised"]), (&all[1]["bytes_full"], &false.into()));
+    let least = of(&["--kv-budget", "evict:0.999", "--tokens", "320"]);
+    assert_eq!((&least[0]["pages_per_group"], &least[0]["raised"]), (&2.into(), &true.into()));
+    let text = bench.run_model("inspect", &["--kv-budget", "evict:0.9", "--tokens", "4096"], "").success();
+    for line in ["each KV head    25 pages, 400 tokens", "evicted         90.23 %", "smallest        2pages each"] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+}
+
+#[test]
 fn tokenize_and_perplexity_print_the_golden_form() {
     let bench = Bench::new();
     let json = bench.run_model("tokenize", &[], r#"["a<|im_end|>", ""]"#).json();
