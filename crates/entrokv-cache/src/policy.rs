@@ -62,6 +62,11 @@ pub trait EvictionPolicy: fmt::Debug + fmt::Display + Send + Sync {
         None
     }
 
+    /// What the rotation of keys says once tokens between them are gone.
+    fn rotation(&self) -> Rotation {
+        Rotation::Position
+    }
+
     /// A fresh scorer of one KV group; `shape` has pages of one token where tokens are decided about one by one.
     fn scorer(&self, shape: &CacheShape, group: KvGroup) -> Box<dyn PageScorer>;
 }
@@ -74,6 +79,17 @@ pub enum Release {
     OverBudget,
     /// These, and whatever room there is what is not pinned and has a score of minus infinity.
     Marked,
+}
+
+/// What a rotary embedding stands for after an eviction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Rotation {
+    /// A token's position: distances are those of the text.
+    #[default]
+    Position,
+    /// A token's number among those held: distances are those in the cache. Exact where a run of first tokens and a run of
+    /// newest ones stay, which is how StreamingLLM evicts; what lies between two gaps keeps its position.
+    Slot,
 }
 
 /// Which KV groups keep the same pages.

@@ -15,7 +15,7 @@ use crate::head_pooling::HeadPooling;
 use crate::headwise_scorer::HeadwiseScorer;
 use crate::page_entro_kv::BlockProjection;
 use crate::pins::{Pins, RecentPages};
-use crate::policy::{EvictionPolicy, Granularity, PageScorer, Release, Schedule, Sharing};
+use crate::policy::{EvictionPolicy, Granularity, PageScorer, Release, Rotation, Schedule, Sharing};
 use crate::policy_options::{OptionKey, spelling, word};
 use crate::resident_tokens::ResidentTokens;
 use crate::shape::{CacheShape, KvGroup};
@@ -38,6 +38,11 @@ pub trait TokenMethod: fmt::Debug + Send + Sync {
     /// The file its gate is computed with.
     fn file(&self) -> Option<&Path> {
         None
+    }
+
+    /// What the rotation of keys says once tokens between them are gone.
+    fn rotation(&self) -> Rotation {
+        Rotation::Position
     }
 
     /// A fresh scorer of one KV group.
@@ -237,6 +242,10 @@ impl EvictionPolicy for TokenPolicy {
 
     fn file(&self) -> Option<&Path> {
         self.method.file()
+    }
+
+    fn rotation(&self) -> Rotation {
+        self.method.rotation()
     }
 
     fn scorer(&self, shape: &CacheShape, group: KvGroup) -> Box<dyn PageScorer> {

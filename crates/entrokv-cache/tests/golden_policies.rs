@@ -16,7 +16,9 @@ fn scores(text: &str) -> Vec<Vec<f32>> {
 
 /// The same, where each KV head's gate has said `gates` of the tokens.
 fn scores_with_gates(text: &str, gates: &[Vec<f32>]) -> Vec<Vec<f32>> {
-    GoldenLayer { gates: gates.to_vec(), ..GoldenLayer::read() }.scores(&*parse_policy(text).unwrap())
+    let mut layer = GoldenLayer::read();
+    layer.gates = gates.to_vec();
+    layer.scores(&*parse_policy(text).unwrap())
 }
 
 /// What a golden file says of one set of options.
@@ -301,8 +303,9 @@ fn dms_gives_up_what_is_marked_when_the_window_has_passed() {
         if window == 0 {
             continue; // refused here: a token would go before it was attended to
         }
-        let gates = gates.iter().map(|gates| gates[..len].to_vec()).collect();
-        let layer = GoldenLayer { gates, len, ..GoldenLayer::read() };
+        let mut layer = GoldenLayer::read();
+        layer.len = len;
+        layer.gates = gates.iter().map(|gates| gates[..len].to_vec()).collect();
         let scores = layer.scores(&*parse_policy(&format!("dms:window={window}")).unwrap());
         for (scores, held) in scores.iter().zip(step["held"].as_array().unwrap()) {
             let kept: Vec<usize> = (0..len).filter(|&token| scores[token] > f32::NEG_INFINITY).collect();

@@ -4,7 +4,7 @@
 
 use entrokv_cache::{
     Allotment, BlockProjection, Granularity, ObservedRow, POLICIES, PageEntroKv, PageEntroKvOptions, PoolOn,
-    PooledPages, Pooling, RecentPages, RenyiOrder, RowTap, Schedule, Taps, parse_policy,
+    PooledPages, Pooling, RecentPages, RenyiOrder, Rotation, RowTap, Schedule, Taps, parse_policy,
 };
 
 fn options(text: &str) -> PageEntroKvOptions {
@@ -135,6 +135,7 @@ fn wrong_spellings_say_what_would_be_right() {
             "fast-kvzip:window=2%",
             "option `window` of fast-kvzip is auto (2 % of the tokens, 4096 from 32000 on) or a number of tokens, got `2%`",
         ),
+        ("streaming-llm:rerotate=yes", "option `rerotate` of streaming-llm is true or false, got `yes`"),
         ("lagkv:lag=1", "option `lag` of lagkv is a number of tokens, 2 or more, got `1`"),
         (
             "knorm:allot=ada-floor:2",
@@ -209,6 +210,7 @@ fn policies_of_token_scores_print_what_they_parse_from() {
         "cur:window=8,combine=average",
         "snapkv:window=64,kernel=7,pool=max,allot=pyramid:20",
         "streaming-llm:recent=16tok",
+        "streaming-llm:rerotate=true,sinks=8",
         "h2o:recent=quarter",
         "tova:heads=union",
         "snapkv:kernel=7,heads=entropy,sinks=4",
@@ -248,6 +250,12 @@ fn policies_of_token_scores_print_what_they_parse_from() {
     assert!(parse_policy("r-kv:recent=1").is_err());
     assert!(parse_policy("snapkv:recent=3").unwrap_err().to_string().starts_with("unknown option `recent` of snapkv"));
     assert!(parse_policy("streaming-llm:allot=global").is_err());
+    assert_eq!(parse_policy("streaming-llm:rerotate=false").unwrap().to_string(), "streaming-llm");
+    let rotation = |text: &str| parse_policy(text).unwrap().rotation();
+    assert_eq!(
+        ["streaming-llm", "streaming-llm:rerotate=true", "knorm"].map(rotation),
+        [Rotation::Position, Rotation::Slot, Rotation::Position]
+    );
     // No attention is read, so there are no heads to pool.
     assert!(parse_policy("knorm:heads=max").unwrap_err().to_string().starts_with("unknown option `heads` of knorm"));
     assert_eq!(

@@ -63,13 +63,27 @@ struct Report {
 struct Row {
     prompt: u32,
     generate: u32,
+    prefill_s: f64,
     prefill_tokens_per_s: f64,
     decode_tokens_per_s: f64,
     observe_s: f64,
     evict_s: f64,
     encode_s: f64,
     kv_bytes_held: u64,
+    /// What the budget resolved to; without one, the full cache.
+    kv_bytes_budget: u64,
     kv_bytes_full: u64,
+    kv_bytes_window: u64,
+    kv_bytes_metadata: u64,
+    kv_bytes_policy_state: u64,
+    /// The most of each at any time.
+    kv_bytes_peak: u64,
+    kv_bytes_window_peak: u64,
+    kv_bytes_metadata_peak: u64,
+    kv_bytes_policy_state_peak: u64,
+    budget_violations: u64,
+    /// At the end of the answer, the cache still held.
+    rss_bytes: Option<u64>,
     peak_rss_bytes: Option<u64>,
 }
 
@@ -113,22 +127,37 @@ fn run_model(args: &BenchArgs, model: &str, cache: &CacheDir) -> Result<(), Fail
                 ..Request::greedy(Vec::new(), args.generate as usize + 1)
             };
             reset_peak_rss();
-            let completion = model.engine.generate(request, |_| ()).map_err(Failure::refused)?;
+            let id = model.engine.submit(request).map_err(Failure::refused)?;
+            let completion = model.engine.finish(id, &mut |_| ())?;
+            let rss_bytes = resident("VmRSS:");
+            model.engine.close(id);
             if completion.tokens.len() != args.generate as usize + 1 {
                 let reason = completion.finish_reason;
                 return Err(Failure::Failed(format!("prompt of {prompt}: ended early ({reason:?})")));
             }
+            let kv = &completion.kv;
             report.rows.push(Row {
                 prompt,
                 generate: args.generate,
+                prefill_s: completion.timing.prefill.as_secs_f64(),
                 prefill_tokens_per_s: completion.timing.prefill_tokens_per_s(),
                 decode_tokens_per_s: completion.timing.decode_tokens_per_s(),
                 observe_s: completion.timing.observe.as_secs_f64(),
                 evict_s: completion.timing.evict.as_secs_f64(),
                 encode_s: completion.timing.encode.as_secs_f64(),
-                kv_bytes_held: completion.kv.bytes_held,
-                kv_bytes_full: completion.kv.bytes_full,
-                peak_rss_bytes: peak_rss(),
+                kv_bytes_held: kv.bytes_held,
+                kv_bytes_budget: kv.bytes_budget.unwrap_or(kv.bytes_full),
+                kv_bytes_full: kv.bytes_full,
+                kv_bytes_window: kv.bytes_window,
+                kv_bytes_metadata: kv.bytes_metadata,
+                kv_bytes_policy_state: kv.bytes_policy_state,
+                kv_bytes_peak: kv.peak.held,
+                kv_bytes_window_peak: kv.peak.window,
+                kv_bytes_metadata_peak: kv.peak.metadata,
+                kv_bytes_policy_state_peak: kv.peak.policy_state,
+                budget_violations: kv.budget_violations,
+                rss_bytes,
+                peak_rss_bytes: resident("VmHWM:"),
             });
             bar.set(report.rows.len() as u64);
         }
@@ -151,14 +180,19 @@ fn print(json: bool, report: &Report) -> Result<(), Failure> {
     )?;
     writeln!(
         out,
-        "{:>8} {:>14} {:>14} {:>12} {:>12} {:>10}",
-        "prompt", "prefill tok/s", "decode tok/s", "KV held", "KV full", "peak RSS"
+        "{:>8} {:>14} {:>14} {:>12} {:>12} {:>12} {:>10} {:>10} {:>11}",
+        "prompt", "prefill tok/s", "decode tok/s", "KV held", "KV peak", "KV full", "metadata", "policy", "peak RSS"
     )?;
     for row in &report.rows {
         let rss = row.peak_rss_bytes.map_or("-".to_string(), mib);
-        let (held, full) = (mib(row.kv_bytes_held), mib(row.kv_bytes_full));
+        let [held, peak, full] = [row.kv_bytes_held, row.kv_bytes_peak, row.kv_bytes_full].map(mib);
+        let [metadata, policy] = [row.kv_bytes_metadata, row.kv_bytes_policy_state].map(mib);
         let (prefill, decode) = (row.prefill_tokens_per_s, row.decode_tokens_per_s);
-        writeln!(out, "{:>8} {prefill:>14.1} {decode:>14.1} {held:>12} {full:>12} {rss:>10}", row.prompt)?;
+        writeln!(
+            out,
+            "{:>8} {prefill:>14.1} {decode:>14.1} {held:>12} {peak:>12} {full:>12} {metadata:>10} {policy:>10} {rss:>11}",
+            row.prompt
+        )?;
     }
     Ok(())
 }
@@ -192,10 +226,10 @@ fn cpu_name() -> String {
     field("model name").map_or_else(|| std::env::consts::ARCH.to_string(), |name| format!("{name}{family}"))
 }
 
-/// Largest resident set since the last reset, where the system tells it.
-fn peak_rss() -> Option<u64> {
+/// Bytes of the resident set, where the system tells them: `VmRSS:` now, `VmHWM:` at most since the last reset.
+fn resident(field: &str) -> Option<u64> {
     let status = fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix(field))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib * 1024)
 }
 

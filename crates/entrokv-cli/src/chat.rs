@@ -287,11 +287,13 @@ impl Conversation<'_> {
         let (kv, timing) = (&last.kv, &last.timing);
         let raised = if kv.eviction.budget_raised { ", raised to what is pinned" } else { "" };
         let budget = kv.bytes_budget.map_or("no budget".to_string(), |bytes| format!("budget {}{raised}", mib(bytes)));
-        let (held, full, metadata) = (mib(kv.bytes_held), mib(kv.bytes_full), mib(kv.bytes_metadata));
+        let [held, full, peak] = [kv.bytes_held, kv.bytes_full, kv.peak.held].map(mib);
+        let [metadata, policy] = [kv.bytes_metadata, kv.bytes_policy_state].map(mib);
         [
             format!("tokens    {} of a context of {}", kv.logical_tokens, self.model.engine.context_len()),
-            format!("KV held   {held} ({budget}; the full cache would be {full})"),
-            format!("evicted   {} pages; metadata {metadata}", kv.eviction.pages_evicted),
+            format!("KV held   {held} ({budget}; the full cache would be {full}; {peak} at most)"),
+            format!("beside    metadata {metadata}, policy state {policy}"),
+            format!("evicted   {} pages", kv.eviction.pages_evicted),
             format!(
                 "read      {} for the last answer, {:.1} tokens/s",
                 timing.prefill_tokens,

@@ -32,8 +32,17 @@ pub(crate) struct Kv {
     pub(crate) bytes_budget: u64,
     bytes_full: u64,
     bytes_window: u64,
+    /// Block tables and constants of codes.
     bytes_metadata: u64,
+    bytes_policy_state: u64,
     bytes_appended: u64,
+    /// The most of each at any time: of what is held, of windows, of metadata, of policy state.
+    bytes_peak: u64,
+    bytes_window_peak: u64,
+    bytes_metadata_peak: u64,
+    bytes_policy_state_peak: u64,
+    /// Steps that ended over a rolling budget: 0.
+    budget_violations: u64,
     /// Pages of all layers by cache type.
     types: BTreeMap<String, TypeRow>,
     pages_evicted: u64,
@@ -71,7 +80,13 @@ impl Kv {
             bytes_full: report.bytes_full,
             bytes_window: report.bytes_window,
             bytes_metadata: report.bytes_metadata,
+            bytes_policy_state: report.bytes_policy_state,
             bytes_appended: report.bytes_appended,
+            bytes_peak: report.peak.held,
+            bytes_window_peak: report.peak.window,
+            bytes_metadata_peak: report.peak.metadata,
+            bytes_policy_state_peak: report.peak.policy_state,
+            budget_violations: report.budget_violations,
             types: report
                 .kinds
                 .iter()

@@ -64,6 +64,9 @@ struct Row {
     bytes_held: u64,
     bytes_budget: u64,
     bytes_full: u64,
+    bytes_metadata: u64,
+    bytes_policy_state: u64,
+    bytes_peak: u64,
     prefill_tokens_per_s: f64,
     decode_tokens_per_s: f64,
 }
@@ -119,6 +122,9 @@ pub(crate) fn run(args: &DemoArgs, cache: &CacheDir) -> Result<(), Failure> {
             bytes_held: completion.kv.bytes_held,
             bytes_budget: completion.kv.bytes_budget.unwrap_or(completion.kv.bytes_full),
             bytes_full: completion.kv.bytes_full,
+            bytes_metadata: completion.kv.bytes_metadata,
+            bytes_policy_state: completion.kv.bytes_policy_state,
+            bytes_peak: completion.kv.peak.held,
             prefill_tokens_per_s: completion.timing.prefill_tokens_per_s(),
             decode_tokens_per_s: completion.timing.decode_tokens_per_s(),
         });
@@ -151,5 +157,13 @@ fn print(out: &mut impl Write, report: &Report) -> Result<(), Failure> {
         "\nBytes are what the page pool holds: {:.1} % of the full cache, freed for real.",
         100.0 * held(1) / held(0)
     )?;
+    for row in &report.rows {
+        let (metadata, policy, peak) = (mib(row.bytes_metadata), mib(row.bytes_policy_state), mib(row.bytes_peak));
+        writeln!(
+            out,
+            "Beside them at {}: {metadata} of block tables, {policy} of the policy; {peak} at most.",
+            row.budget
+        )?;
+    }
     Ok(())
 }

@@ -17,7 +17,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use entrokv_cache::{
-    CacheShape, FateError, KvCache, KvGroup, LayerKind, PageCost, PageFate, PageKind, PagePlace, PagePool,
+    CacheShape, FateError, KvCache, KvGroup, LayerKind, PageCost, PageFate, PageKind, PageMove, PagePlace, PagePool,
     PoolExhausted, ResidentPage,
 };
 use entrokv_kernels::codes::KeyConstants;
@@ -48,6 +48,8 @@ pub(crate) struct Coding {
     constants: Vec<Option<KeyConstants>>,
     /// Whether pages that should be codes are not, because the pool had no room.
     behind: bool,
+    /// Most payload bytes of global layers while new frames stood beside old ones.
+    peak_held_bytes: u64,
 }
 
 impl Coding {
@@ -59,6 +61,7 @@ impl Coding {
             queries: QueryMoments::new(shape, kind, positions(shape)),
             constants: Vec::new(),
             behind: false,
+            peak_held_bytes: 0,
         })
     }
 
@@ -91,6 +94,11 @@ impl Coding {
     pub(crate) fn state_bytes(&self) -> u64 {
         let constants = self.constants.iter().flatten().count() * KeyConstants::bytes(self.shape.head_dim);
         (constants + self.queries.bytes()) as u64
+    }
+
+    /// Most payload bytes of global layers while pages were encoded, new frames and old.
+    pub(crate) fn peak_held_bytes(&self) -> u64 {
+        self.peak_held_bytes
     }
 
     /// Logical length at which the next page leaves the window of a sequence of `len` tokens.
@@ -149,6 +157,8 @@ impl Coding {
         self.behind = false;
         let mut refused = Ok(());
         let mut fates = Vec::new();
+        let mut held = cache.footprint().global_bytes;
+        let bytes = |place: &PagePlace| place.range.end - place.range.start;
         for (index, group) in self.shape.groups().enumerate() {
             if self.shape.layers[group.layer as usize] != LayerKind::Global {
                 continue;
@@ -164,7 +174,13 @@ impl Coding {
                 continue;
             }
             let constants = self.constants.get(index).and_then(Option::as_ref);
-            match cache.apply(pool, group, &fates, &mut |moves| runner.recode(moves, constants)) {
+            let mut recode = |moves: &[PageMove]| {
+                runner.recode(moves, constants);
+                held += moves.iter().map(|page| bytes(&page.to)).sum::<u64>();
+                self.peak_held_bytes = self.peak_held_bytes.max(held);
+                held -= moves.iter().map(|page| bytes(&page.from)).sum::<u64>();
+            };
+            match cache.apply(pool, group, &fates, &mut recode) {
                 Ok(_) => {}
                 Err(FateError::Pool(error)) => {
                     self.behind = true;
@@ -218,7 +234,7 @@ fn positions(shape: &CacheShape) -> Range<usize> {
     first..first + MOST_POSITIONS.next_multiple_of(shape.page_size)
 }
 
-/// Pages that hold a sink.
-fn sink_pages(shape: &CacheShape) -> usize {
+/// Pages that hold a sink and are never encoded.
+pub(crate) fn sink_pages(shape: &CacheShape) -> usize {
     SINK_TOKENS.div_ceil(shape.page_size)
 }

@@ -8,6 +8,7 @@
 //!   watching the step is cancelled instead, for a policy must not see a row twice.
 
 mod kv_report;
+mod ledger;
 mod step;
 mod taps;
 
@@ -16,11 +17,15 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use entrokv_cache::{BudgetError, CacheShape, EvictionPolicy, GateTap, KvCache, PageCost, PageKind, PagePool};
+use entrokv_cache::{
+    BudgetError, CacheShape, EvictionPolicy, GateTap, KvCache, PageCost, PageKind, PagePool, Rotation,
+};
 use entrokv_kernels::arena::Arena;
 
 pub use self::kv_report::KvReport;
-use crate::coding::Coding;
+pub use self::ledger::KvBytes;
+pub(crate) use self::ledger::Ledger;
+use crate::coding::{self, Coding};
 use crate::eviction::Eviction;
 use crate::gates::{Gates, GatesError};
 use crate::model::{ModelRunner, RunError};
@@ -31,6 +36,7 @@ use crate::stop::StopError;
 use crate::store::TokenVectors;
 use crate::text_stream::TextStream;
 use crate::tokenizer::Tokenizer;
+use crate::turned_sinks::TurnedSinks;
 
 /// Sizes of an engine.
 #[derive(Clone, Debug)]
@@ -96,6 +102,20 @@ pub enum SubmitError {
         policy: String,
         /// Tokens before the turn.
         got: usize,
+    },
+
+    /// A policy that rewrites pages which are codes by then.
+    #[error(
+        "rotating by slot rewrites the {needed} pages of the sinks, of which a {kind} cache keeps {limit} as written: ask for \
+         fewer sinks or a plain cache type"
+    )]
+    CodedSinks {
+        /// Pages that hold a sink.
+        needed: usize,
+        /// How many of them are never encoded.
+        limit: usize,
+        /// How pages are stored.
+        kind: PageKind,
     },
     /// Sampling options out of range.
     #[error(transparent)]
@@ -196,7 +216,10 @@ impl Engine {
         let id = SequenceId(self.next_id);
         self.next_id += 1;
         let segments = SegmentLists::new(&self.shape);
-        self.sequences.insert(id, Sequence { tokens: request.prompt, computed: 0, cache, segments, coding, turn });
+        let (turned_sinks, ledger) = (TurnedSinks::default(), Ledger::default());
+        let tokens = request.prompt;
+        self.sequences
+            .insert(id, Sequence { tokens, computed: 0, cache, segments, coding, turned_sinks, ledger, turn });
         Ok(id)
     }
 
@@ -254,6 +277,7 @@ impl Engine {
         };
         let eviction = match &request.eviction {
             Some(options) => {
+                self.check_sinks(options)?;
                 let gates = self.gates(&*options.policy)?;
                 let cost = PageCost::from(self.options.page_kind.written_as());
                 Some(Eviction::new(options, &self.shape, cost, gates)?)
@@ -287,6 +311,16 @@ impl Engine {
         let gates = Arc::new(self.runner.load_gates(tap, file)?);
         self.gates.insert(key, Arc::clone(&gates));
         Ok(Some(gates))
+    }
+
+    /// Whether the sinks of a policy that rotates by slot can be rewritten.
+    fn check_sinks(&self, options: &EvictionOptions) -> Result<(), SubmitError> {
+        let kind = self.options.page_kind;
+        let (needed, limit) = (options.policy.pins().sink_pages(self.shape.page_size), coding::sink_pages(&self.shape));
+        if options.policy.rotation() == Rotation::Slot && kind.is_coded() && needed > limit {
+            return Err(SubmitError::CodedSinks { needed, limit, kind });
+        }
+        Ok(())
     }
 
     /// Ends the answer of `id`; its cache stays until [`Engine::close`]. Does nothing to a finished or unknown sequence.

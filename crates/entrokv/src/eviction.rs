@@ -20,7 +20,7 @@ use std::sync::Arc;
 use entrokv_cache::{
     Allotment, AttentionRows, Budget, BudgetError, CacheShape, EvictionPolicy, Granularity, GroupUnits, KvCache,
     KvGroup, LayerKind, OpenPage, PageCost, PageFate, PagePlace, PagePool, PageScorer, Pins, Release, ResidentTokens,
-    ResolvedBudget, RowSource, RowTap, Schedule, Sharing, TokenTap, select_pages, select_tokens,
+    ResolvedBudget, Rotation, RowSource, RowTap, Schedule, Sharing, TokenTap, select_pages, select_tokens,
 };
 use entrokv_kernels::attention::Tap;
 use entrokv_kernels::codes::KeyConstants;
@@ -74,6 +74,8 @@ pub(crate) struct Eviction {
     step_rows: Vec<Vec<f32>>,
     /// Bytes held right after the last eviction at a prompt's end.
     held_after_prompt: Option<u64>,
+    /// Most bytes that the policy's state has had when it decided about a prompt.
+    peak_state_bytes: u64,
     report: EvictionReport,
     /// What the policy's gates said of tokens, where it has any.
     gates: Option<GateScores>,
@@ -144,6 +146,7 @@ impl Eviction {
             first_group,
             step_rows: Vec::new(),
             held_after_prompt: None,
+            peak_state_bytes: 0,
             report: EvictionReport::default(),
             gates,
             heads,
@@ -307,6 +310,7 @@ impl Eviction {
         let releases = self.policy.release() == Release::Marked;
         let least = self.groups.iter().map(|group| group.cap).min().unwrap_or(keep);
         let scored = self.scored(&held, |table_len| releases || table_len > least);
+        self.peak_state_bytes = self.peak_state_bytes.max(self.state_bytes());
         let pins = self.policy.pins();
         // What fits need not be shared out.
         let is_over = scored.iter().flatten().any(|units| units.num_pages() > keep);
@@ -506,6 +510,27 @@ impl Eviction {
             (Schedule::Once, Some(before)) => held.saturating_sub(before),
             _ => 0,
         }
+    }
+
+    /// Whether `held` bytes are more than the sequence may hold after a step of its answer; once is not for good.
+    pub(crate) fn is_over(&self, held: u64) -> bool {
+        self.policy.schedule().goes_on() && self.budget_bytes().is_some_and(|budget| held > budget)
+    }
+
+    /// First positions whose keys move along with the newest ones, where the policy rotates by slot.
+    pub(crate) fn sinks_to_turn(&self) -> Option<usize> {
+        (self.policy.rotation() == Rotation::Slot).then(|| self.policy.pins().sink_tokens)
+    }
+
+    /// The most that [`Eviction::state_bytes`] was within a step.
+    pub(crate) fn peak_state_bytes(&self) -> u64 {
+        self.peak_state_bytes
+    }
+
+    /// Lets groups grow past the budget, to see that it is noticed.
+    #[cfg(test)]
+    pub(crate) fn break_caps(&mut self) {
+        self.groups.iter_mut().for_each(|group| group.cap = usize::MAX);
     }
 
     /// Memory of the policy's own state.

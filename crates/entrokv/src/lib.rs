@@ -45,17 +45,18 @@ pub mod store;
 mod text_stream;
 pub mod tiny;
 pub mod tokenizer;
+pub mod turned_sinks;
 pub mod weights;
 
 pub use entrokv_cache::{
-    Budget, CacheShape, Encoding, EvictionPolicy, LayerKind, POLICIES, PageKind, Pins, parse_policy,
+    Budget, CacheShape, Encoding, EvictionPolicy, LayerKind, POLICIES, PageKind, Pins, Rotation, parse_policy,
 };
 pub use entrokv_kernels::activations::Arithmetic;
 pub use entrokv_kernels::isa::Isa;
 
 pub use crate::chat_template::{ChatTemplate, Message, RenderOptions};
 pub use crate::config::ModelConfig;
-pub use crate::engine::{Completion, Engine, EngineOptions, KvReport, StepOutput, SubmitError};
+pub use crate::engine::{Completion, Engine, EngineOptions, KvBytes, KvReport, StepOutput, SubmitError};
 pub use crate::eviction::EvictionReport;
 pub use crate::forced_answer::{AnswerError, AnswerScore};
 pub use crate::gates::GatesError;

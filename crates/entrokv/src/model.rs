@@ -25,6 +25,7 @@ use crate::config::{FeedForward, ModelConfig};
 use crate::gates::{GateInput, Gates, GatesError};
 use crate::segments::CacheView;
 use crate::store::{KeyMoments, NewTokens, Store, TokenVectors};
+use crate::turned_sinks::TurnedPage;
 use crate::weights::{LayerWeights, Projection, Weights};
 
 /// What a batch wants to know of one sequence's rows.
@@ -148,6 +149,8 @@ pub trait ModelRunner {
     /// # Errors
     /// [`GatesError`]: the file is missing, or is of another model.
     fn load_gates(&self, tap: GateTap, file: Option<&Path>) -> Result<Gates, GatesError>;
+    /// Writes the keys of pages of global layers, rotated further.
+    fn turn_keys(&mut self, pages: &[TurnedPage]);
     /// Gives whole OS pages of the byte store back; `ranges` hold no live frame.
     fn reclaim(&mut self, ranges: &[Range<u64>]);
 }
@@ -445,6 +448,16 @@ impl ModelRunner for Decoder {
 
     fn load_gates(&self, tap: GateTap, file: Option<&Path>) -> Result<Gates, GatesError> {
         Gates::load(tap, file, &self.config, &self.compute)
+    }
+
+    fn turn_keys(&mut self, pages: &[TurnedPage]) {
+        let Self { config, compute, store, .. } = self;
+        for page in pages {
+            let angles = RopeAngles::new(&page.by, &config.rope.global);
+            let mut keys = page.keys.clone();
+            rope(compute, &mut keys, config.head_dim, &angles, config.rope.layout);
+            store.write_keys(&page.place, &keys);
+        }
     }
 
     fn reclaim(&mut self, ranges: &[Range<u64>]) {

@@ -10,11 +10,13 @@ use std::time::Duration;
 use entrokv_cache::{Budget, EvictionPolicy, KvCache};
 
 use crate::coding::Coding;
+use crate::engine::Ledger;
 use crate::eviction::Eviction;
 use crate::forced_answer::ForcedAnswer;
 use crate::sampler::{Sampler, SamplingOptions};
 use crate::segments::SegmentLists;
 use crate::text_stream::TextStream;
+use crate::turned_sinks::TurnedSinks;
 
 /// Names a sequence of an engine; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -147,6 +149,10 @@ pub(crate) struct Sequence {
     pub segments: SegmentLists,
     /// What encodes its pages, where the cache is stored as codes.
     pub coding: Option<Coding>,
+    /// What a policy that rotates by slot has done to its sinks.
+    pub turned_sinks: TurnedSinks,
+    /// Bytes noted so far.
+    pub ledger: Ledger,
     /// The prompt being read or the answer being given.
     pub turn: Turn,
 }

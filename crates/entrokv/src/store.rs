@@ -108,6 +108,17 @@ impl Store {
         self.arena.bytes(0..self.arena.len())
     }
 
+    /// Writes `keys` `[tokens, head_dim]` over those of the first tokens of a plain page; values stay to the bit.
+    pub fn write_keys(&mut self, page: &PagePlace, keys: &[f32]) {
+        let layout = self.layout(page.kind);
+        let frame = self.arena.bytes_mut(page.range.clone());
+        let (mut old, mut value) = (vec![0.0; self.head_dim], vec![0.0; self.head_dim]);
+        for (slot, key) in keys.chunks_exact(self.head_dim).enumerate() {
+            layout.read_token(frame, slot, None, &mut old, &mut value);
+            layout.write_token(frame, slot, key, &value);
+        }
+    }
+
     /// Encodes pages of one KV group: the bytes of each move's old place into its new one, a page a task.
     ///
     /// # Panics

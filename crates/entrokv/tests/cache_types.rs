@@ -134,6 +134,22 @@ fn rotated_keys_wait_for_128_positions_and_others_do_not() {
     }
 }
 
+/// The most is held while the first KV group's codes stand beside its pages, all others being plain still.
+#[test]
+fn the_peak_counts_codes_beside_what_they_replace() {
+    let gguf = gguf("qwen3-tied");
+    for kind_name in ["q8_0", "tq4"] {
+        let kind: PageKind = kind_name.parse().unwrap();
+        let mut model = open(&gguf, &coded(kind_name));
+        let kv = model.engine.generate(request(2, 300, 1, None), |_| ()).unwrap().kv;
+        let shape = model.engine.shape();
+        let (groups, plain) = (shape.num_global_groups() as u64, kind.written_as().page_bytes(shape));
+        // 300 tokens on 19 pages, of which the sinks' and those of the newest 32 are no codes.
+        assert_eq!(kv.bytes_held, groups * (4 * plain + 15 * kind.page_bytes(shape)), "{kind_name}");
+        assert_eq!(kv.peak.held, groups * 19 * plain + 15 * kind.page_bytes(shape), "{kind_name}");
+    }
+}
+
 /// Bits of everything a scored text gives.
 fn score_bits(gguf: &Gguf, options: &ModelOptions) -> Vec<u64> {
     let score = open(gguf, options).engine.score(&random_tokens(7, 300, 256), &mut |_| ()).unwrap();

@@ -38,7 +38,7 @@ fn request(len: usize, generate: usize, budget: &str, policy: &str) -> Request {
 }
 
 /// Every policy and option that changes when or what is evicted.
-const POLICIES: [&str; 25] = [
+const POLICIES: [&str; 26] = [
     "page-entro-kv",
     "page-entro-kv:preset=serving",
     "page-entro-kv:row=accumulated,pooling=max",
@@ -64,6 +64,7 @@ const POLICIES: [&str; 25] = [
     "knorm:granularity=token,allot=ada-interpolated:0.2,schedule=every:33",
     "h2o:recent=20tok,granularity=token",
     "lagkv:lag=8,schedule=every:1000",
+    "streaming-llm:rerotate=true,granularity=token",
 ];
 
 #[test]
@@ -94,7 +95,15 @@ fn budget_holds_after_every_step() {
                 }
                 assert_eq!(steps, 150, "{what}");
                 let kv = model.engine.kv_report(id).unwrap();
-                assert_eq!((kv.logical_tokens, kv.bytes_appended), (340, 0), "{what}");
+                assert_eq!((kv.logical_tokens, kv.bytes_appended, kv.budget_violations), (340, 0, 0), "{what}");
+                // Reading is not capped: the most is held at the prompt's end, before anything goes.
+                let shape = model.engine.shape();
+                let page = PageKind::F16.page_bytes(shape) * shape.num_global_groups() as u64;
+                assert_eq!(kv.peak.held, shape.pages_for(190) as u64 * page, "{what}");
+                assert!(
+                    kv.peak.policy_state >= kv.bytes_policy_state && kv.peak.metadata >= kv.bytes_metadata,
+                    "{what}"
+                );
                 assert!(kv.eviction.pages_evicted > 0, "{what}");
                 assert_eq!(kv.eviction.uor, 1.0, "{what}");
             }

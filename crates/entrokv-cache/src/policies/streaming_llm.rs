@@ -1,26 +1,39 @@
 //! StreamingLLM: the first tokens and the newest ones.
 
 use crate::attention_rows::Taps;
-use crate::policy::{EvictionPolicy, PolicyError, Schedule};
-use crate::policy_options::OptionSet;
+use crate::policy::{EvictionPolicy, PolicyError, Rotation, Schedule};
+use crate::policy_options::{OptionKey, OptionSet, spelling, word};
 use crate::resident_tokens::{ResidentTokens, TokenTap};
 use crate::shape::{CacheShape, KvGroup};
 use crate::token_policy::{Axes, Options, TokenMethod, TokenScorer};
 
 /// The policy `streaming-llm` (Xiao et al. 2023): `n_sink` first tokens and as many newest ones as the budget holds.
 ///
-/// Keys keep the rotation of their positions, as in kvpress; the authors' code caches keys without rotation and rotates them by
-/// slot.
+/// Keys keep the rotation of their positions, as in kvpress; with `rerotate=true` they are rotated by slot, as in the authors'
+/// code.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct StreamingLlm;
+pub struct StreamingLlm {
+    /// `rerotate`: whether distances are those of the text or those in the cache.
+    pub rotation: Rotation,
+}
+
+const ROTATIONS: [(&str, Rotation); 2] = [("false", Rotation::Position), ("true", Rotation::Slot)];
 
 const OPTIONS: OptionSet<Options<StreamingLlm>> = OptionSet {
     policy: StreamingLlm::NAME,
-    keys: &[Options::AXES],
+    keys: &[
+        &[OptionKey {
+            key: "rerotate",
+            expected: "true or false",
+            read: |options, text| word(text, &ROTATIONS).map(|rotation| options.method.rotation = rotation),
+            show: |options| spelling(options.method.rotation, &ROTATIONS),
+        }],
+        Options::AXES,
+    ],
     // Scores are positions: within a page, between heads and layers there is nothing to choose.
     without: &["block", "allot", "share"],
     presets: &[],
-    default: || Options { method: StreamingLlm, axes: Axes::default() },
+    default: || Options { method: StreamingLlm::default(), axes: Axes::default() },
 };
 
 impl StreamingLlm {
@@ -41,8 +54,12 @@ impl TokenMethod for StreamingLlm {
         Taps::of_tokens(TokenTap::None)
     }
 
+    fn rotation(&self) -> Rotation {
+        self.rotation
+    }
+
     fn scorer(&self, _shape: &CacheShape, _group: KvGroup) -> Box<dyn TokenScorer> {
-        Box::new(Self)
+        Box::new(*self)
     }
 }
 

@@ -52,7 +52,14 @@ fn generate_prints_one_object() {
     assert_eq!(kv["pages_evicted"], full_pages * GROUPS - held_pages);
     assert_eq!((&kv["bytes_appended"], &kv["nan_rows"]), (&Value::from(0), &Value::from(0)));
     assert_eq!(kv["uor"], 1.0);
-    is_positive(kv, &["bytes_metadata"]);
+    is_positive(kv, &["bytes_metadata", "bytes_policy_state"]);
+    // The most was held when the whole prompt had been read: whole pages of it, and its tables and rows with them.
+    assert_eq!(kv["bytes_peak"], prompt_tokens.div_ceil(16) * GROUPS * PAGE_BYTES);
+    assert_eq!((&kv["bytes_window_peak"], &kv["budget_violations"]), (&0.into(), &0.into()));
+    for kind in ["bytes_metadata", "bytes_policy_state"] {
+        let peak = format!("{kind}_peak");
+        assert!(kv[&peak].as_u64() >= kv[kind].as_u64(), "{kv}");
+    }
     has_keys(&json["timing"], &["load_s", "observe_s", "evict_s"]);
     is_positive(&json["timing"], &["load_s", "prefill_tokens_per_s", "decode_tokens_per_s"]);
 }
@@ -142,10 +149,17 @@ fn bench_prints_one_object() {
     let prompts: Vec<_> = rows.iter().map(|row| row["prompt"].as_u64().unwrap()).collect();
     assert_eq!(prompts, [64, 320]);
     for row in rows {
-        is_positive(row, &["prefill_tokens_per_s", "decode_tokens_per_s", "kv_bytes_held"]);
+        is_positive(row, &["prefill_s", "prefill_tokens_per_s", "decode_tokens_per_s", "kv_bytes_held"]);
         assert!(row["kv_bytes_held"].as_u64().unwrap() <= 8 * GROUPS * PAGE_BYTES);
+        assert_eq!(row["kv_bytes_budget"], 8 * GROUPS * PAGE_BYTES);
+        let prompt_pages = row["prompt"].as_u64().unwrap() / 16;
+        assert_eq!(row["kv_bytes_peak"], prompt_pages.max(5) * GROUPS * PAGE_BYTES, "8 more tokens open a page at 64");
+        is_positive(row, &["kv_bytes_metadata", "kv_bytes_policy_state"]);
+        has_keys(row, &["kv_bytes_window_peak", "kv_bytes_metadata_peak", "kv_bytes_policy_state_peak"]);
+        assert_eq!((&row["kv_bytes_window"], &row["budget_violations"]), (&0.into(), &0.into()));
         if cfg!(target_os = "linux") {
-            is_positive(row, &["peak_rss_bytes"]);
+            is_positive(row, &["rss_bytes"]);
+            assert!(row["peak_rss_bytes"].as_u64() >= row["rss_bytes"].as_u64(), "{row}");
         }
     }
 }
@@ -247,9 +261,14 @@ fn the_demo_is_right_with_a_fifth_of_the_cache() {
     }
     assert_eq!((&rows[0]["budget"], &rows[1]["budget"]), (&"100%".into(), &"20%".into()));
     // floor(T / 5) tokens are so many whole pages, of 4 KiB, in each of 90 KV heads.
-    let pages = json["prompt_tokens"].as_u64().unwrap() / 5 / 16;
+    let prompt_tokens = json["prompt_tokens"].as_u64().unwrap();
+    let pages = prompt_tokens / 5 / 16;
     assert_eq!(rows[1]["bytes_budget"], pages * 90 * 4096);
     assert_eq!(rows[1]["bytes_held"], rows[1]["bytes_budget"]);
+    // Reading it took the whole of it, with a budget as without.
+    assert_eq!(rows[1]["bytes_peak"], prompt_tokens.div_ceil(16) * 90 * 4096);
+    assert_eq!(rows[0]["bytes_policy_state"], 0);
+    is_positive(&rows[1], &["bytes_metadata", "bytes_policy_state"]);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use entrokv_cache::{CacheShape, KindFootprint, PageKind};
 
-use crate::coding::Coding;
+use super::ledger::KvBytes;
 use crate::eviction::{Eviction, EvictionReport};
 use crate::sequence::Sequence;
 
@@ -19,10 +19,16 @@ pub struct KvReport {
     pub bytes_budget: Option<u64>,
     /// What the whole cache of the sequence would hold in global layers as it is written: not encoded, nothing evicted.
     pub bytes_full: u64,
-    /// Block tables and what attention reads of them, policy state, and the constants of codes.
+    /// Block tables and what attention reads of them, and the constants of codes.
     pub bytes_metadata: u64,
+    /// What the policy keeps.
+    pub bytes_policy_state: u64,
     /// What `schedule=once` let grow after its eviction.
     pub bytes_appended: u64,
+    /// The most of each kind at any time of the sequence, within a step too.
+    pub peak: KvBytes,
+    /// Steps that ended with more held than a rolling budget allows; 0, or the engine has a bug.
+    pub budget_violations: u64,
     /// Pages and bytes of all layers by kind of page.
     pub kinds: Vec<KindFootprint>,
     /// Eviction so far.
@@ -32,21 +38,21 @@ pub struct KvReport {
 impl KvReport {
     /// The report of `sequence`, whose pages are stored as `kind`.
     pub(super) fn of(sequence: &Sequence, shape: &CacheShape, kind: PageKind) -> Self {
-        let footprint = sequence.cache.footprint();
+        let bytes = KvBytes::of(sequence);
         let eviction = sequence.turn.eviction.as_ref();
         let pages = sequence.computed.div_ceil(shape.page_size) as u64;
         Self {
             logical_tokens: sequence.tokens.len(),
-            bytes_held: footprint.global_bytes,
-            bytes_window: footprint.window_bytes,
+            bytes_held: bytes.held,
+            bytes_window: bytes.window,
             bytes_budget: eviction.filter(|_| !sequence.is_reading()).and_then(Eviction::budget_bytes),
             bytes_full: pages * kind.written_as().page_bytes(shape) * shape.num_global_groups() as u64,
-            bytes_metadata: footprint.metadata_bytes
-                + sequence.segments.heap_bytes()
-                + eviction.map_or(0, Eviction::state_bytes)
-                + sequence.coding.as_ref().map_or(0, Coding::state_bytes),
-            bytes_appended: eviction.map_or(0, |eviction| eviction.appended_bytes(footprint.global_bytes)),
-            kinds: footprint.kinds,
+            bytes_metadata: bytes.metadata,
+            bytes_policy_state: bytes.policy_state,
+            bytes_appended: eviction.map_or(0, |eviction| eviction.appended_bytes(bytes.held)),
+            peak: sequence.ledger.peak(),
+            budget_violations: sequence.ledger.budget_violations(),
+            kinds: sequence.cache.footprint().kinds,
             eviction: eviction.map(Eviction::report).unwrap_or_default(),
         }
     }

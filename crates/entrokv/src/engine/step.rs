@@ -8,7 +8,7 @@ use entrokv_cache::{PageCost, PagePool, PoolExhausted};
 use super::taps::{Phase, SpanTaps, Taps};
 use super::{Engine, StepOutput};
 use crate::coding::{Coding, EncodeWhen, Taken};
-use crate::eviction::Held;
+use crate::eviction::{Eviction, Held};
 use crate::model::{BatchSpan, Logits, LogitsWanted, ModelRunner, RunError};
 use crate::sequence::{EndTokens, FinishReason, Sequence, SequenceId};
 use crate::text_stream::TextStream;
@@ -73,6 +73,7 @@ impl Engine {
                 let runner = self.runner.as_mut();
                 let held = Held { cache: &mut sequence.cache, constants, runner };
                 eviction.make_room(held, &mut self.pool, sequence.computed);
+                sequence.turn_sinks(self.runner.as_mut());
                 sequence.turn.timing.evict += start.elapsed();
             }
         }
@@ -87,7 +88,10 @@ impl Engine {
             // An interrupted step has grown already.
             let missing = (sequence.computed + item.tokens).saturating_sub(sequence.cache.logical_len());
             match sequence.cache.grow(&mut self.pool, missing) {
-                Ok(()) => grown.push(item),
+                Ok(()) => {
+                    sequence.note_bytes();
+                    grown.push(item);
+                }
                 Err(error) => {
                     refused.get_or_insert((item.id, error));
                 }
@@ -126,7 +130,7 @@ impl Engine {
         for item in work {
             let Some(sequence) = by_id.remove(&item.id) else { continue };
             let (reading, part_end) = (sequence.is_reading(), sequence.part_end());
-            let Sequence { tokens, computed, cache, segments, coding, turn } = sequence;
+            let Sequence { tokens, computed, cache, segments, coding, turn, .. } = sequence;
             let (first, end) = (*computed, *computed + item.tokens);
             let (constants, mut queries) = coding.as_mut().map(Coding::parts).unzip();
             if let Some(queries) = &mut queries {
@@ -156,6 +160,7 @@ impl Engine {
             let Some(sequence) = self.sequences.get_mut(&item.id) else { continue };
             let (was_reading, part_end) = (sequence.is_reading(), sequence.part_end());
             sequence.computed += item.tokens;
+            sequence.note_bytes();
             if let Some(coding) = &mut sequence.coding {
                 coding.commit();
             }
@@ -176,6 +181,7 @@ impl Engine {
                 outputs.push(sequence.output(item.id, None, String::new()));
                 continue;
             }
+            sequence.audit();
             outputs.push(match logits.last(span) {
                 Some(row) => sequence.advance(item.id, row, self.tokenizer.as_deref()),
                 None => sequence.output(item.id, None, String::new()),
@@ -209,7 +215,7 @@ impl Sequence {
         if self.is_reading() && ended == Ended::Chunk {
             return Ok(());
         }
-        let Self { cache, coding, turn, .. } = self;
+        let Self { cache, coding, turn, turned_sinks, .. } = self;
         let start = Instant::now();
         let when = if ended == Ended::Prompt { EncodeWhen::Now } else { EncodeWhen::AtBoundary };
         let mut taken = Taken::No;
@@ -223,6 +229,9 @@ impl Sequence {
             let start = Instant::now();
             let constants = coding.as_ref().map_or(&[][..], Coding::constants);
             eviction.end_prompt(Held { cache, constants, runner }, pool, cost, turn.prompt_end);
+            if let Some(sinks) = eviction.sinks_to_turn() {
+                turned_sinks.follow(cache, sinks, constants, runner);
+            }
             turn.timing.evict += start.elapsed();
         }
         let encoded = coding.as_mut().map_or(Ok(()), |coding| {
@@ -239,6 +248,14 @@ impl Sequence {
             }
         }
         encoded
+    }
+
+    /// Turns the sinks after the newest tokens, where the policy rotates by slot.
+    fn turn_sinks(&mut self, runner: &mut dyn ModelRunner) {
+        if let Some(sinks) = self.turn.eviction.as_ref().and_then(Eviction::sinks_to_turn) {
+            let constants = self.coding.as_ref().map_or(&[][..], Coding::constants);
+            self.turned_sinks.follow(&self.cache, sinks, constants, runner);
+        }
     }
 
     /// Whether a budget caps the cache now.

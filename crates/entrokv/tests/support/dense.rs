@@ -18,6 +18,10 @@ pub struct DenseDecoder<'a> {
 /// Which keys a query sees, beyond causality and windows: `(layer, kv_head, query position, key position)`.
 pub type Mask<'a> = dyn Fn(usize, usize, usize, usize) -> bool + 'a;
 
+/// Where a token stands, for the rotation of its query or key, when a query attends: `(query position, token's position)`. Of global
+/// layers only: in window layers every token stands at its position.
+pub type Slots<'a> = dyn Fn(usize, usize) -> usize + 'a;
+
 /// A row-major matrix.
 struct Rows {
     width: usize,
@@ -80,32 +84,42 @@ impl<'a> DenseDecoder<'a> {
         Rows { width, data }
     }
 
-    fn rope(&self, x: &mut Rows, layer: usize) {
+    /// Rotates one head to `position`.
+    fn rope(&self, head: &mut [f64], layer: usize, position: usize) {
         let rope = &self.config.rope;
         let frequencies = match (self.config.layers[layer], &rope.window) {
             (LayerKind::Window(_), Some(window)) => window,
             _ => &rope.global,
         };
         let half = frequencies.len();
-        let (width, head_dim) = (x.width, self.config.head_dim);
-        for (position, row) in x.data.chunks_exact_mut(width).enumerate() {
-            for head in row.chunks_exact_mut(head_dim) {
-                for (i, frequency) in frequencies.iter().enumerate() {
-                    let (sin, cos) = (position as f64 * frequency).sin_cos();
-                    let (a, b) = match rope.layout {
-                        RopeLayout::Interleaved => (2 * i, 2 * i + 1),
-                        RopeLayout::Halves => (i, i + half),
-                    };
-                    let (x, y) = (head[a], head[b]);
-                    head[a] = x * cos - y * sin;
-                    head[b] = x * sin + y * cos;
-                }
-            }
+        for (i, frequency) in frequencies.iter().enumerate() {
+            let (sin, cos) = (position as f64 * frequency).sin_cos();
+            let (a, b) = match rope.layout {
+                RopeLayout::Interleaved => (2 * i, 2 * i + 1),
+                RopeLayout::Halves => (i, i + half),
+            };
+            let (x, y) = (head[a], head[b]);
+            head[a] = x * cos - y * sin;
+            head[b] = x * sin + y * cos;
         }
+    }
+
+    /// The heads of `x` as they are when every token stands at its position.
+    fn at_positions(&self, x: &Rows, layer: usize) -> Rows {
+        let mut data = x.data.clone();
+        for (position, row) in data.chunks_exact_mut(x.width).enumerate() {
+            row.chunks_exact_mut(self.config.head_dim).for_each(|head| self.rope(head, layer, position));
+        }
+        Rows { width: x.width, data }
     }
 
     /// Logits of every position, `[tokens][vocab]`.
     pub fn logits(&self, tokens: &[u32], mask: &Mask<'_>) -> Vec<Vec<f64>> {
+        self.logits_by_slot(tokens, mask, &|_, token| token)
+    }
+
+    /// The same where queries and keys are rotated by `slots`.
+    pub fn logits_by_slot(&self, tokens: &[u32], mask: &Mask<'_>, slots: &Slots<'_>) -> Vec<Vec<f64>> {
         let config = self.config;
         let embedding = self.need("token_embd.weight");
         let scale = f64::from(config.embedding_scale);
@@ -114,12 +128,10 @@ impl<'a> DenseDecoder<'a> {
         for layer in 0..config.layers.len() {
             let at = |part: &str| format!("blk.{layer}.{part}");
             let normed = self.norm(&x, &at("attn_norm.weight"));
-            let mut q = self.norm_if_present(self.project(&normed, &at("attn_q")), &at("attn_q_norm.weight"));
-            let mut k = self.norm_if_present(self.project(&normed, &at("attn_k")), &at("attn_k_norm.weight"));
+            let q = self.norm_if_present(self.project(&normed, &at("attn_q")), &at("attn_q_norm.weight"));
+            let k = self.norm_if_present(self.project(&normed, &at("attn_k")), &at("attn_k_norm.weight"));
             let v = self.project(&normed, &at("attn_v"));
-            self.rope(&mut q, layer);
-            self.rope(&mut k, layer);
-            let attended = self.attend(layer, &q, &k, &v, mask);
+            let attended = self.attend(layer, &q, &k, &v, mask, slots);
             let out =
                 self.norm_if_present(self.project(&attended, &at("attn_output")), &at("post_attention_norm.weight"));
             add(&mut x, &out);
@@ -145,10 +157,25 @@ impl<'a> DenseDecoder<'a> {
         out.rows().map(<[f64]>::to_vec).collect()
     }
 
-    fn attend(&self, layer: usize, q: &Rows, k: &Rows, v: &Rows, mask: &Mask<'_>) -> Rows {
+    /// `q` and `k` are not rotated yet.
+    fn attend(&self, layer: usize, q: &Rows, k: &Rows, v: &Rows, mask: &Mask<'_>, slots: &Slots<'_>) -> Rows {
         let config = self.config;
         let (d, tokens) = (config.head_dim, q.data.len() / q.width);
         let mut out = Rows { width: q.width, data: vec![0.0; q.data.len()] };
+        let (q_there, k_there) = (self.at_positions(q, layer), self.at_positions(k, layer));
+        // One head of a token, at its position where it stands there.
+        let head_of = |there: &Rows, rows: &Rows, query: usize, token: usize, head: usize| -> Vec<f64> {
+            let slot = match config.layers[layer] {
+                LayerKind::Global => slots(query, token),
+                LayerKind::Window(_) => token,
+            };
+            if slot == token {
+                return there.row(token)[head * d..(head + 1) * d].to_vec();
+            }
+            let mut turned = rows.row(token)[head * d..(head + 1) * d].to_vec();
+            self.rope(&mut turned, layer, slot);
+            turned
+        };
         for query in 0..tokens {
             for head in 0..config.num_heads {
                 let kv_head = head / config.group_size();
@@ -160,12 +187,13 @@ impl<'a> DenseDecoder<'a> {
                     in_window && mask(layer, kv_head, query, *key)
                 };
                 let keys: Vec<usize> = (0..=query).filter(sees).collect();
-                let qh = &q.row(query)[head * d..(head + 1) * d];
+                let qh = head_of(&q_there, q, query, query, head);
                 let part = |rows: &'_ Rows, key: usize, i: usize| rows.data[key * rows.width + kv_head * d + i];
                 let scores: Vec<f64> = keys
                     .iter()
                     .map(|&key| {
-                        (0..d).map(|i| qh[i] * part(k, key, i)).sum::<f64>() * f64::from(config.attention_scale)
+                        let kh = head_of(&k_there, k, query, key, kv_head);
+                        qh.iter().zip(&kh).map(|(q, k)| q * k).sum::<f64>() * f64::from(config.attention_scale)
                     })
                     .collect();
                 let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
