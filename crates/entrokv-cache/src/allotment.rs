@@ -126,6 +126,22 @@ impl Allotment {
     }
 }
 
+impl Allotment {
+    /// Units of each group that are safe whatever the others' scores, where `keep` stay on average.
+    #[must_use]
+    pub fn safe_units(self, keep: usize) -> usize {
+        match self {
+            Self::AdaFloor { safeguard } => part(safeguard, keep),
+            Self::Uniform
+            | Self::Pyramid(_)
+            | Self::AdaInterpolated { .. }
+            | Self::Global
+            | Self::Prices
+            | Self::Heads(_) => 0,
+        }
+    }
+}
+
 /// `floor(fraction * count)`, with no unit lost to how a fraction is stored.
 fn part(fraction: f64, count: usize) -> usize {
     (fraction * count as f64 + 1e-9) as usize

@@ -6,7 +6,9 @@
 //! 3. Pieces of one prompt arrive in ascending row order, and the columns of a piece end with its last row's own token.
 
 use crate::gate_tap::GateTap;
-use crate::resident_tokens::TokenTap;
+use crate::query_moments::QueryTap;
+use crate::resident_tokens::{OutputTap, TokenTap};
+use crate::two_way_tap::TwoWayTap;
 
 /// Attention rows of one KV group, as a policy asked for them in [`Taps`].
 #[derive(Clone, Copy, Debug)]
@@ -92,13 +94,27 @@ pub struct Taps {
     pub tokens: TokenTap,
     /// The gate whose scores it reads when it decides.
     pub gate: GateTap,
+    /// What it reads of queries when it decides.
+    pub queries: QueryTap,
+    /// What it reads of the output projection when it decides.
+    pub output: OutputTap,
+    /// What it reads of attention that looks both ways.
+    pub two_way: TwoWayTap,
 }
 
 impl Taps {
     /// Nothing of attention; of the resident tokens `tokens`.
     #[must_use]
     pub const fn of_tokens(tokens: TokenTap) -> Taps {
-        Taps { prompt: RowTap::None, step_rows: false, tokens, gate: GateTap::None }
+        Taps {
+            prompt: RowTap::None,
+            step_rows: false,
+            tokens,
+            gate: GateTap::None,
+            queries: QueryTap::None,
+            output: OutputTap::None,
+            two_way: TwoWayTap::None,
+        }
     }
 
     /// The scores of `gate`, and nothing else.
@@ -128,7 +144,21 @@ impl Taps {
             GateTap::QueryChannel => Some("queries before RoPE"),
             GateTap::HeadEstimate => Some("queries and keys before RoPE"),
         };
-        std::iter::once("positions").chain([rows, steps, tokens, gate].into_iter().flatten()).collect()
+        let queries = match self.queries {
+            QueryTap::None => None,
+            QueryTap::Moments { .. } => Some("query moments"),
+        };
+        let output = match self.output {
+            OutputTap::None => None,
+            OutputTap::Norms => Some("output norms"),
+        };
+        let two_way = match self.two_way {
+            TwoWayTap::None => None,
+            TwoWayTap::Sums { .. } => Some("two-way sums"),
+        };
+        std::iter::once("positions")
+            .chain([rows, steps, tokens, gate, queries, output, two_way].into_iter().flatten())
+            .collect()
     }
 }
 

@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 pub mod allotment;
+pub mod attention_form;
 pub mod attention_rows;
 pub mod block_prices;
 pub mod budget;
@@ -32,15 +33,19 @@ mod policy_options;
 pub mod pool;
 pub mod pooled_pages;
 pub mod pyramid;
+pub mod query_moments;
 pub mod resident_tokens;
 pub mod schedule;
+pub mod second_stage;
 pub mod selection;
 pub mod shape;
 pub mod streaming_heads;
 pub mod token_policy;
 mod token_table;
+pub mod two_way_tap;
 
 pub use allotment::{Allotment, GroupUnits, pages_of_tokens};
+pub use attention_form::{AttentionForm, RotaryPairs};
 pub use attention_rows::{AttentionRows, PageSpan, RowSource, RowTap, Taps};
 pub use block_prices::{BlockPrices, cheapest_blocks};
 pub use budget::{Budget, BudgetError, BudgetParseError, Ratio, RatioError, ResolvedBudget};
@@ -67,9 +72,12 @@ pub use policy::{
 pub use pool::{ClassUsage, Frame, PagePool, PoolExhausted};
 pub use pooled_pages::PooledPages;
 pub use pyramid::{Pyramid, PyramidForm};
-pub use resident_tokens::{ResidentTokens, TokenTap};
+pub use query_moments::{QueryMoments, QueryTap, moments_len};
+pub use resident_tokens::{OutputTap, ResidentTokens, TokenTap};
 pub use schedule::Schedule;
+pub use second_stage::SecondStage;
 pub use selection::{PageSet, pages_to_evict, select_pages, select_tokens};
 pub use shape::{CacheShape, KvGroup, LayerKind, ShapeError};
 pub use streaming_heads::StreamingHeads;
 pub use token_policy::{Axes, TokenMethod, TokenPolicy, TokenScorer};
+pub use two_way_tap::{LogitScale, TwoWayTap};

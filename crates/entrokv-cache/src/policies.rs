@@ -4,9 +4,12 @@
 //! the axis `block`; what it leaves open while decoding is said where it is settled.
 
 mod ada_kv;
+mod compactor;
+mod critical_kv;
 mod cur;
 mod dms;
 mod duo_attention;
+mod expected_attention;
 mod fast_gen;
 mod fast_kvzip;
 mod h2o;
@@ -31,9 +34,12 @@ mod token_part;
 mod tova;
 
 pub use ada_kv::AdaKv;
+pub use compactor::{Compactor, CompactorParts};
+pub use critical_kv::CriticalKv;
 pub use cur::{Cur, CurCombine};
 pub use dms::Dms;
 pub use duo_attention::DuoAttention;
+pub use expected_attention::ExpectedAttention;
 pub use fast_gen::FastGen;
 pub use fast_kvzip::{FastKvzip, KeptWindow};
 pub use h2o::{H2o, ObservedAttention};

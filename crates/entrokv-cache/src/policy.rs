@@ -14,11 +14,13 @@ use crate::attention_rows::{AttentionRows, PageSpan, Taps};
 use crate::page_entro_kv::PageEntroKv;
 use crate::pins::Pins;
 use crate::policies::{
-    AdaKv, Cur, Dms, DuoAttention, FastGen, FastKvzip, H2o, KNorm, KeyDiff, KvCompress, Kvzap, LagKv,
-    ObservedAttention, PagedEviction, PyramidKv, RKv, Random, RocketKv, Scissorhands, SnapKv, StreamingLlm, Tova,
+    AdaKv, Compactor, CriticalKv, Cur, Dms, DuoAttention, ExpectedAttention, FastGen, FastKvzip, H2o, KNorm, KeyDiff,
+    KvCompress, Kvzap, LagKv, ObservedAttention, PagedEviction, PyramidKv, RKv, Random, RocketKv, Scissorhands, SnapKv,
+    StreamingLlm, Tova,
 };
 use crate::pooled_pages::PooledPages;
 use crate::resident_tokens::ResidentTokens;
+use crate::second_stage::SecondStage;
 use crate::shape::{CacheShape, KvGroup};
 
 pub use crate::schedule::Schedule;
@@ -133,9 +135,18 @@ pub trait PageScorer: Send {
     /// Makes scores of the prompt rows observed; call it when the last of them is in, before [`score`](Self::score).
     fn end_prompt(&mut self);
 
+    /// Appends what is to be known of the whole layer before its tokens are scored: numbers that are added up over its heads and
+    /// come back as [`ResidentTokens::layer_sums`]. The same tokens are scored next.
+    fn measure(&mut self, _tokens: ResidentTokens<'_>, _sums: &mut Vec<f64>) {}
+
     /// Writes one score a page into `out`, which is cleared first. Never NaN. `tokens` are those of the pages, with what the
     /// policy asked for.
     fn score(&mut self, pages: &[PageSpan], tokens: ResidentTokens<'_>, out: &mut Vec<f32>);
+
+    /// The second score of a policy that chooses in two stages, of the pages last scored.
+    fn second_stage(&self) -> Option<SecondStage<'_>> {
+        None
+    }
 
     /// Forgets every token outside `pages`, the ones that stay after a decision, and gives the memory back. Scores of the
     /// others do not change.
@@ -194,9 +205,12 @@ pub const POLICIES: &[PolicyEntry] = &[
     }),
     entry(PooledPages::MAX, "the same with the largest head", |options| Ok(Box::new(PooledPages::max(options)?))),
     entry(AdaKv::NAME, "Ada-KV, Feng et al. 2024", AdaKv::parse),
+    entry(Compactor::NAME, "Compactor, Chari and Van Durme 2025", Compactor::parse),
+    entry(CriticalKv::NAME, "CriticalKV, Feng et al. 2025", CriticalKv::parse),
     entry(Cur::NAME, "CurDKV, Sengupta et al. 2025", Cur::parse),
     entry(Dms::NAME, "DMS, Lancucki et al. 2025", Dms::parse),
     entry(DuoAttention::NAME, "DuoAttention, Xiao et al. 2024", DuoAttention::parse),
+    entry(ExpectedAttention::NAME, "Expected Attention, Devoto et al. 2025", ExpectedAttention::parse),
     entry(FastGen::NAME, "FastGen, Ge et al. 2024", FastGen::parse),
     gated(FastKvzip::NAME, "Fast KVzip, Kim et al. 2026", FastKvzip::parse),
     entry(H2o::NAME, "H2O, Zhang et al. 2023", H2o::parse),

@@ -138,6 +138,9 @@ impl<M: TokenMethod + 'static> OptionSet<Options<M>> {
     }
 }
 
+/// What an option that is on or off may be.
+pub(crate) const YES_NO: [(&str, bool); 2] = [("no", false), ("yes", true)];
+
 /// An integer that is `least` or more.
 pub(crate) fn at_least(text: &str, least: usize) -> Option<usize> {
     text.parse().ok().filter(|number| *number >= least)

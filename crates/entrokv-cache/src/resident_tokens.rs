@@ -1,5 +1,8 @@
 //! The tokens a KV group holds, as scorers of keys and values read them.
 
+use crate::attention_form::AttentionForm;
+use crate::query_moments::QueryMoments;
+
 /// Resident tokens of one KV group, ascending by position, at the moment of a decision.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ResidentTokens<'a> {
@@ -12,6 +15,18 @@ pub struct ResidentTokens<'a> {
     /// What the policy's gate said of each token when it was read, `[tokens]`; empty unless
     /// [`Taps::gate`](crate::Taps::gate) names one that sees tokens.
     pub gates: &'a [f32],
+    /// How the model's queries meet these keys.
+    pub form: AttentionForm<'a>,
+    /// What the value of each adds to the layer's output: the mean over the heads of a group of `|W_O^T v|_1`, `[tokens]`; empty
+    /// unless [`OutputTap`] asks for them.
+    pub output_norms: &'a [f32],
+    /// What each received inside its block, the mean over the heads of a group, `[tokens]`; NaN for a token that no block held,
+    /// empty unless [`TwoWayTap`](crate::TwoWayTap) asks for it.
+    pub two_way: &'a [f32],
+    /// What the scorers of the layer measured, added up; empty while they do.
+    pub layer_sums: &'a [f64],
+    /// Of the queries so far; none unless [`QueryTap`](crate::QueryTap) asks for them.
+    pub queries: QueryMoments<'a>,
 }
 
 /// What of the resident tokens a policy reads when it decides, beside their positions.
@@ -24,6 +39,16 @@ pub enum TokenTap {
     Keys,
     /// Their keys and values.
     KeysAndValues,
+}
+
+/// What of the output projection a policy is shown when it decides.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OutputTap {
+    /// Nothing.
+    #[default]
+    None,
+    /// The norm of each resident token's value through it.
+    Norms,
 }
 
 impl<'a> ResidentTokens<'a> {

@@ -18,6 +18,7 @@ use crate::pins::{Pins, RecentPages};
 use crate::policy::{EvictionPolicy, Granularity, PageScorer, Release, Rotation, Schedule, Sharing};
 use crate::policy_options::{OptionKey, spelling, word};
 use crate::resident_tokens::ResidentTokens;
+use crate::second_stage::SecondStage;
 use crate::shape::{CacheShape, KvGroup};
 
 /// How tokens are scored.
@@ -57,8 +58,17 @@ pub trait TokenScorer: Send {
     /// Called when all rows of a prompt are in.
     fn end_prompt(&mut self) {}
 
+    /// Appends what is to be known of the whole layer before its tokens are scored: numbers that are added up over its heads and
+    /// come back as [`ResidentTokens::layer_sums`]. The same tokens are scored next.
+    fn measure(&mut self, _tokens: ResidentTokens<'_>, _sums: &mut Vec<f64>) {}
+
     /// Writes one score a token into `out`, which is empty; a score that is NaN counts as the lowest.
     fn score(&mut self, tokens: ResidentTokens<'_>, out: &mut Vec<f32>);
+
+    /// The second score of a method that chooses in two stages, of the tokens last scored.
+    fn second_stage(&self) -> Option<SecondStage<'_>> {
+        None
+    }
 
     /// Forgets every token that is not at one of `positions` (ascending).
     fn retain(&mut self, _positions: &[u32]) {}
@@ -259,7 +269,8 @@ impl EvictionPolicy for TokenPolicy {
             Some(headwise) => Box::new(headwise),
             None => self.method.scorer(shape, group),
         };
-        Box::new(BlockScorer { tokens, block: self.axes.block, scores: Vec::new(), positions: Vec::new() })
+        let (scores, second, positions) = (Vec::new(), Vec::new(), Vec::new());
+        Box::new(BlockScorer { tokens, block: self.axes.block, scores, second, positions })
     }
 }
 
@@ -269,6 +280,8 @@ struct BlockScorer {
     block: BlockProjection,
     /// Kept to spare a decision the allocation.
     scores: Vec<f32>,
+    /// Of the pages, where the method chooses in two stages.
+    second: Vec<f32>,
     positions: Vec<u32>,
 }
 
@@ -281,20 +294,22 @@ impl PageScorer for BlockScorer {
         self.tokens.end_prompt();
     }
 
+    fn measure(&mut self, tokens: ResidentTokens<'_>, sums: &mut Vec<f64>) {
+        self.tokens.measure(tokens, sums);
+    }
+
     fn score(&mut self, pages: &[PageSpan], tokens: ResidentTokens<'_>, out: &mut Vec<f32>) {
         self.scores.clear();
         self.tokens.score(tokens, &mut self.scores);
         assert_eq!(self.scores.len(), tokens.len(), "a score a token");
-        out.clear();
-        // Both lists ascend.
-        let mut scored = tokens.positions.iter().zip(&self.scores).peekable();
-        for page in pages {
-            let mut of_page = Vec::new();
-            while let Some((_, &score)) = scored.next_if(|(position, _)| u64::from(**position) < page.end()) {
-                of_page.push(if score.is_nan() { f32::NEG_INFINITY } else { score });
-            }
-            out.push(self.block.of(&of_page));
+        of_pages(self.block, pages, tokens.positions, &self.scores, out);
+        if let Some(SecondStage { scores, .. }) = self.tokens.second_stage() {
+            of_pages(self.block, pages, tokens.positions, scores, &mut self.second);
         }
+    }
+
+    fn second_stage(&self) -> Option<SecondStage<'_>> {
+        self.tokens.second_stage().map(|stage| SecondStage { scores: &self.second, ..stage })
     }
 
     fn retain(&mut self, pages: &[PageSpan]) {
@@ -304,6 +319,7 @@ impl PageScorer for BlockScorer {
         // A prompt's worth is not needed again before another prompt.
         self.positions = Vec::new();
         self.scores = Vec::new();
+        self.second = Vec::new();
     }
 
     fn nan_rows(&self) -> u64 {
@@ -311,12 +327,26 @@ impl PageScorer for BlockScorer {
     }
 
     fn state_bytes(&self) -> u64 {
-        let buffers = self.scores.capacity() * size_of::<f32>() + self.positions.capacity() * size_of::<u32>();
+        let scores = self.scores.capacity() + self.second.capacity();
+        let buffers = scores * size_of::<f32>() + self.positions.capacity() * size_of::<u32>();
         self.tokens.state_bytes() + (size_of::<Self>() + buffers) as u64
     }
 
     /// One score a token is all there is, so heads that choose alone choose alike.
     fn uor_per_head(&self, _pages: &[PageSpan], _k_pages: usize) -> f64 {
         1.0
+    }
+}
+
+/// Writes a score a page into `out`, of the `scores` of the tokens at `positions`; both lists ascend.
+fn of_pages(block: BlockProjection, pages: &[PageSpan], positions: &[u32], scores: &[f32], out: &mut Vec<f32>) {
+    out.clear();
+    let mut scored = positions.iter().zip(scores).peekable();
+    for page in pages {
+        let mut of_page = Vec::new();
+        while let Some((_, &score)) = scored.next_if(|(position, _)| u64::from(**position) < page.end()) {
+            of_page.push(if score.is_nan() { f32::NEG_INFINITY } else { score });
+        }
+        out.push(block.of(&of_page));
     }
 }

@@ -105,6 +105,15 @@ fn scores_and_kept_tokens_are_those_of_the_reference() {
         ("r-kv", "rows, lambda 0.07", "r-kv:lambda=0.07"),
         ("h2o", "average", "observed-attention"),
         ("h2o", "average", "observed-attention:heads=mean"),
+        ("expected-attention", "mean and covariance, value norm", "expected-attention:future=32"),
+        (
+            "expected-attention",
+            "mean and covariance, value norm, epsilon 0.02",
+            "expected-attention:future=32,epsilon=0.02",
+        ),
+        ("expected-attention", "mean and covariance", "expected-attention:future=32,vnorm=no"),
+        ("expected-attention", "mean only, value norm", "expected-attention:future=32,covariance=no"),
+        ("expected-attention", "mean only", "expected-attention:future=32,covariance=no,vnorm=no"),
     ];
     for (file, name, text) in cases {
         let got = scores(text);

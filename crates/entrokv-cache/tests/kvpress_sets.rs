@@ -14,13 +14,17 @@ use golden_layer::{GoldenLayer, golden, indices};
 use serde_json::Value;
 
 /// Names of the fixture, and the policy of the same form: kvpress pins no sinks and no newest token but where it says so.
-const POLICIES: [(&str, &str); 5] = [
+const POLICIES: [(&str, &str); 9] = [
     ("snap-kv", "snapkv:window=8"),
     ("streaming-llm", "streaming-llm"),
     ("k-norm", "knorm:sinks=0"),
     // Its last token is protected; the paper's may go.
     ("tova", "tova:recent=1"),
     ("key-diff", "keydiff:sinks=0"),
+    ("expected-attention, covariance, value norm", "expected-attention:future=32"),
+    ("expected-attention, covariance", "expected-attention:future=32,vnorm=no"),
+    ("expected-attention, mean, value norm", "expected-attention:future=32,covariance=no"),
+    ("expected-attention, mean", "expected-attention:future=32,covariance=no,vnorm=no"),
 ];
 
 /// Tokens of each KV head that `policy` keeps of the layer, `count` of each, ascending.

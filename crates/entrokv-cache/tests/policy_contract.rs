@@ -3,17 +3,27 @@
 #![allow(clippy::unwrap_used)] // what does not hold here is a failed test
 
 use entrokv_cache::{
-    AttentionRows, CacheShape, EvictionPolicy, KvGroup, LayerKind, OpenPage, POLICIES, PageIndex, PageScorer, PageSpan,
-    Release, ResidentTokens, RowSource, RowTap, parse_policy, select_pages,
+    AttentionForm, AttentionRows, CacheShape, EvictionPolicy, KvGroup, LayerKind, OpenPage, POLICIES, PageIndex,
+    PageScorer, PageSpan, QueryMoments, Release, ResidentTokens, RotaryPairs, RowSource, RowTap, moments_len,
+    parse_policy, select_pages,
 };
 
 const GROUP_SIZE: usize = 3;
 const HEAD_DIM: usize = 8;
 const GROUP: KvGroup = KvGroup { layer: 0, kv_head: 0 };
+/// Queries that moments are made of.
+const NUM_QUERIES: usize = 20;
+const FORM: AttentionForm<'_> =
+    AttentionForm { frequencies: &[1.0, 0.3, 0.1], pairs: RotaryPairs::Halves, scale: 0.35 };
 const PAGE_SIZES: [usize; 5] = [1, 8, 16, 32, 256];
 
 /// Options beside the defaults that change what is scored.
-const MORE: [&str; 22] = [
+const MORE: [&str; 27] = [
+    "compactor:parts=leverage,sketch=3,seed=5",
+    "compactor:parts=non-causal",
+    "critical-kv:inner=expected-attention,epsilon=0.01",
+    "critical-kv:inner=cur,first=0.25",
+    "expected-attention:future=7,covariance=no,vnorm=no,epsilon=0.01",
     "page-entro-kv:preset=serving",
     "page-entro-kv:row=accumulated,pooling=max",
     "snapkv:preset=kvpress,pool=max",
@@ -80,6 +90,28 @@ impl Sequence {
         positions.iter().flat_map(|&position| (0..HEAD_DIM).map(move |i| element(position, i))).collect()
     }
 
+    /// A positive number a token.
+    fn positive(self, positions: &[u32], which: usize) -> Vec<f32> {
+        let number = |position: &u32| noise(self.seed * which * 1_000_033 + *position as usize) + 0.01;
+        positions.iter().map(|position| if self.constant { 0.5 } else { number(position) }).collect()
+    }
+
+    /// Moments of as many queries as there are always.
+    fn moments(self) -> Vec<f64> {
+        let queries: Vec<u32> = (0..NUM_QUERIES as u32).collect();
+        let of_head = |head: usize| {
+            let queries = self.vectors(&queries, 2 + head);
+            let mut moments = vec![0.0; moments_len(HEAD_DIM)];
+            for query in queries.chunks(HEAD_DIM) {
+                let products = (0..HEAD_DIM).flat_map(|i| (0..=i).map(move |j| query[i] * query[j]));
+                let terms = query.iter().copied().chain(products);
+                moments.iter_mut().zip(terms).for_each(|(sum, x)| *sum += f64::from(x));
+            }
+            moments
+        };
+        (0..GROUP_SIZE).flat_map(of_head).collect()
+    }
+
     /// The row of `query`, `[GROUP_SIZE, positions]`.
     fn row(self, query: u32, positions: &[u32]) -> Vec<f32> {
         let mass = |head: usize, position: u32| {
@@ -143,13 +175,40 @@ impl Sequence {
         }
     }
 
+    /// What `scorer`, the only one of its layer, makes of `pages`.
     fn score(self, scorer: &mut dyn PageScorer, pages: &[PageSpan]) -> Vec<f32> {
         let positions = positions(pages);
         let (keys, values) = (self.vectors(&positions, 0), self.vectors(&positions, 1));
-        let gates = self.gates(&positions);
+        self.score_vectors(scorer, pages, &keys, &values, &self.gates(&positions))
+    }
+
+    /// The same of other keys and values.
+    fn score_vectors(
+        self,
+        scorer: &mut dyn PageScorer,
+        pages: &[PageSpan],
+        keys: &[f32],
+        values: &[f32],
+        gates: &[f32],
+    ) -> Vec<f32> {
+        let positions = positions(pages);
+        let moments = self.moments();
+        let (output_norms, two_way) = (self.positive(&positions, 11), self.positive(&positions, 17));
+        let tokens = ResidentTokens {
+            positions: &positions,
+            keys,
+            values,
+            gates,
+            form: FORM,
+            output_norms: &output_norms,
+            two_way: &two_way,
+            layer_sums: &[],
+            queries: QueryMoments { count: NUM_QUERIES, sums: &moments },
+        };
+        let mut layer_sums = Vec::new();
+        scorer.measure(tokens, &mut layer_sums);
         let mut scores = vec![9.0];
-        let tokens = ResidentTokens { positions: &positions, keys: &keys, values: &values, gates: &gates };
-        scorer.score(pages, tokens, &mut scores);
+        scorer.score(pages, ResidentTokens { layer_sums: &layer_sums, ..tokens }, &mut scores);
         scores
     }
 
@@ -223,7 +282,15 @@ fn exactly_as_many_pages_stay_as_may_and_pins_stay_under_constant_scores() {
             let scores = sequence.score(&mut *scorer, &pages);
             for keep in [smallest, smallest + 1, pages.len().max(smallest)] {
                 let pinned = policy.pins().pinned(&indices, page_size, keep, open);
-                let kept = select_pages(&scores, keep, &pinned);
+                let (scores, forced) = match scorer.second_stage() {
+                    None => (scores.as_slice(), pinned.clone()),
+                    Some(stage) => {
+                        assert_eq!(stage.scores.len(), pages.len(), "{name}");
+                        assert!(stage.scores.iter().all(|score| score.is_finite()), "{name}");
+                        (stage.scores, stage.forced(&scores, keep, 0, &pinned))
+                    }
+                };
+                let kept = select_pages(scores, keep, &forced);
                 assert_eq!(kept.len(), keep.min(pages.len()), "{name}");
                 assert!(pinned.iter().all(|&page| kept.contains(page)), "{name}: {pinned:?} of {kept:?}");
                 assert!(kept.as_slice().is_sorted(), "{name}");
@@ -266,8 +333,18 @@ fn what_is_evicted_is_forgotten_and_what_stays_keeps_its_attention() {
         scorer.retain(&kept);
         let after = NOISE.score(&mut *scorer, &kept);
         // Scores made of what stays alone are made anew.
-        let relative = matches!(policy.name(), "keydiff" | "lagkv" | "cur" | "observed-attention" | "fastgen" | "r-kv")
-            || policy.to_string().contains("heads=union");
+        let relative = matches!(
+            policy.name(),
+            "keydiff"
+                | "lagkv"
+                | "cur"
+                | "observed-attention"
+                | "fastgen"
+                | "r-kv"
+                | "compactor"
+                | "expected-attention"
+        ) || policy.to_string().contains("heads=union")
+            || policy.to_string().contains("inner=");
         // A window ends at the newest token, which goes here and never does in a sequence.
         let has_window = policy.name() == "fast-kvzip" || policy.release() == Release::Marked;
         // A pool looks at neighbours, which are gone.
@@ -322,9 +399,7 @@ fn keys_values_and_gates_that_are_no_numbers_lose() {
             values[17 * HEAD_DIM] = bad;
             gates[11] = bad;
             let mut scorer = policy.scorer(&shape(page_size), GROUP);
-            let mut scores = Vec::new();
-            let tokens = ResidentTokens { positions: &positions, keys: &keys, values: &values, gates: &gates };
-            scorer.score(&pages, tokens, &mut scores);
+            let scores = NOISE.score_vectors(&mut *scorer, &pages, &keys, &values, &gates);
             assert!(scores.iter().all(|score| !score.is_nan()), "{text}, {bad}: {scores:?}");
         }
     }

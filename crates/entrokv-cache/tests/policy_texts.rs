@@ -109,9 +109,10 @@ fn the_mean_is_the_mean_and_the_maximum_the_maximum_whatever_the_preset() {
 #[test]
 fn wrong_spellings_say_what_would_be_right() {
     let refused = |text: &str| parse_policy(text).unwrap_err().to_string();
-    let known = "page-entro-kv, mean-pages, max-pages, ada-kv, cur, dms, duo-attention, fastgen, fast- \
-                 kvzip, h2o, keydiff, knorm, kv-compress, kvzap, lagkv, observed-attention, paged- \
-                 eviction, pyramid-kv, r-kv, random, rocketkv, scissorhands, snapkv, streaming-llm, tova";
+    let known = "page-entro-kv, mean-pages, max-pages, ada-kv, compactor, critical-kv, cur, dms, duo-attention, \
+                 expected-attention, fastgen, fast-kvzip, h2o, keydiff, knorm, kv-compress, kvzap, lagkv, \
+                 observed-attention, paged-eviction, pyramid-kv, r-kv, random, rocketkv, scissorhands, snapkv, \
+                 streaming-llm, tova";
     assert_eq!(refused("h3o"), format!("unknown policy `h3o`; known are {known}"));
     assert_eq!(refused(""), format!("unknown policy ``; known are {known}"));
     assert_eq!(refused("none"), format!("`none` keeps every page and is not a policy; known are {known}"));
@@ -136,6 +137,10 @@ fn wrong_spellings_say_what_would_be_right() {
             "option `window` of fast-kvzip is auto (2 % of the tokens, 4096 from 32000 on) or a number of tokens, got `2%`",
         ),
         ("streaming-llm:rerotate=yes", "option `rerotate` of streaming-llm is true or false, got `yes`"),
+        (
+            "critical-kv:inner=knorm",
+            "option `inner` of critical-kv is snapkv, expected-attention, h2o, observed-attention, tova, cur or lagkv, got `knorm`",
+        ),
         ("lagkv:lag=1", "option `lag` of lagkv is a number of tokens, 2 or more, got `1`"),
         (
             "knorm:allot=ada-floor:2",
@@ -225,6 +230,9 @@ fn policies_of_token_scores_print_what_they_parse_from() {
         "dms:scale=50,offset=-2,window=256",
         "duo-attention:table=pattern.tsv,streaming=0.5,sinks=64,recent=half",
         "kvzap:gates=zap.safetensors,tau=-4.5,window=32,sinks=4",
+        "compactor:parts=leverage,blend=0.5,chunk=64,sketch=16,logits=scaled,seed=3,sinks=4",
+        "critical-kv:inner=expected-attention,first=0.25,epsilon=0.01,recent=2,allot=ada-floor:0.2",
+        "expected-attention:future=32,first=0,covariance=no,vnorm=no,epsilon=0.01,allot=ada-floor:0.2",
     ] {
         let policy = parse_policy(text).unwrap();
         assert_eq!(format!("{policy}"), text);

@@ -280,7 +280,8 @@ impl Engine {
                 self.check_sinks(options)?;
                 let gates = self.gates(&*options.policy)?;
                 let cost = PageCost::from(self.options.page_kind.written_as());
-                Some(Eviction::new(options, &self.shape, cost, gates)?)
+                let logit_scale = self.runner.config().attention_scale;
+                Some(Eviction::new(options, &self.shape, cost, gates, logit_scale)?)
             }
             None => None,
         };

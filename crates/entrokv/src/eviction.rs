@@ -12,26 +12,35 @@
 //!
 //! Only global layers are ever scored or freed; window layers look after themselves.
 
+mod query_sums;
+mod two_way_sums;
 mod units;
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use entrokv_cache::{
-    Allotment, AttentionRows, Budget, BudgetError, CacheShape, EvictionPolicy, Granularity, GroupUnits, KvCache,
-    KvGroup, LayerKind, OpenPage, PageCost, PageFate, PagePlace, PagePool, PageScorer, Pins, Release, ResidentTokens,
-    ResolvedBudget, Rotation, RowSource, RowTap, Schedule, Sharing, TokenTap, select_pages, select_tokens,
+    Allotment, AttentionForm, AttentionRows, Budget, BudgetError, CacheShape, EvictionPolicy, Granularity, GroupUnits,
+    KvCache, KvGroup, LayerKind, LogitScale, OpenPage, OutputTap, PageCost, PageFate, PagePlace, PagePool, PageScorer,
+    Pins, QueryMoments, QueryTap, Release, ResidentTokens, ResolvedBudget, RotaryPairs, Rotation, RowSource, RowTap,
+    Schedule, Sharing, TokenTap, TwoWayTap, select_pages, select_tokens,
 };
 use entrokv_kernels::attention::Tap;
 use entrokv_kernels::codes::KeyConstants;
 use entrokv_kernels::compute::Compute;
+use entrokv_kernels::rope::RopeLayout;
 use entrokv_kernels::threads::Threads;
 
+use crate::config::ModelConfig;
 use crate::gates::{GateInput, GateScores, Gates, HeadGates};
 use crate::model::ModelRunner;
 use crate::sequence::EvictionOptions;
 use crate::store::TokenVectors;
 
+use self::query_sums::QuerySums;
+pub(crate) use self::query_sums::UnrotatedQueries;
+pub(crate) use self::two_way_sums::LayerRows;
+use self::two_way_sums::{Blocks, TwoWaySums};
 use self::units::Units;
 
 /// What eviction did to a sequence so far.
@@ -70,6 +79,10 @@ pub(crate) struct Eviction {
     first_group: Vec<Option<usize>>,
     /// Prompt rows added into the column sums so far, where the policy asked for those.
     num_summed_rows: Vec<usize>,
+    /// What a policy of queries' moments is shown.
+    query_sums: Option<QuerySums>,
+    /// What a policy that looks both ways is shown.
+    two_way_sums: Option<TwoWaySums>,
     /// The rows of a token generated, per KV head of a layer: what attention fills, layer after layer and step after step.
     step_rows: Vec<Vec<f32>>,
     /// Bytes held right after the last eviction at a prompt's end.
@@ -103,7 +116,8 @@ pub(crate) struct Held<'a> {
 }
 
 impl Eviction {
-    /// A cap for a sequence of `shape` whose pages may weigh `cost`: as written, for the first are not encoded at once.
+    /// A cap for a sequence of `shape` whose pages may weigh `cost`: as written, for the first are not encoded at once. The model
+    /// multiplies dot products with `logit_scale`.
     ///
     /// # Errors
     /// An absolute budget below what the policy pins.
@@ -112,6 +126,7 @@ impl Eviction {
         shape: &Arc<CacheShape>,
         cost: PageCost,
         gates: Option<Arc<Gates>>,
+        logit_scale: f32,
     ) -> Result<Self, BudgetError> {
         let policy = Arc::clone(&options.policy);
         options.budget.check(shape, cost, &policy.pins())?;
@@ -119,6 +134,21 @@ impl Eviction {
         if policy.granularity() == Granularity::Token {
             unit_shape.page_size = 1;
         }
+        let needs = policy.needs();
+        let query_sums = match needs.queries {
+            QueryTap::None => None,
+            QueryTap::Moments { first } => Some(QuerySums::new(shape, first)),
+        };
+        let two_way_sums = match needs.two_way {
+            TwoWayTap::None => None,
+            TwoWayTap::Sums { chunk, first, last, scale } => {
+                let scale = match scale {
+                    LogitScale::Unscaled => 1.0,
+                    LogitScale::Scaled => logit_scale,
+                };
+                Some(TwoWaySums::new(shape, Blocks { chunk, first, last, scale }))
+            }
+        };
         let (mut groups, mut first_group) = (Vec::new(), Vec::new());
         for (layer, layer_kind) in shape.layers.iter().enumerate() {
             if matches!(layer_kind, LayerKind::Window(_)) {
@@ -142,6 +172,8 @@ impl Eviction {
             prompt_tokens: 0,
             resolved: None,
             num_summed_rows: vec![0; shape.layers.len()],
+            query_sums,
+            two_way_sums,
             groups,
             first_group,
             step_rows: Vec::new(),
@@ -153,12 +185,20 @@ impl Eviction {
         })
     }
 
-    /// Goes on where the last turn of the sequence ended: with its counts, and with what the gates said.
+    /// Goes on where the last turn of the sequence ended: with its counts, with what the gates said, and with what was summed for
+    /// the same policy.
     pub(crate) fn carry_on(&mut self, last: &mut Self) {
         self.report = EvictionReport { budget_raised: false, ..last.report() };
         self.gates = self.gates.take().map(|gates| last.gates.take().unwrap_or(gates));
         if let (Some(heads), Some(last)) = (&mut self.heads, last.heads.take()) {
             heads.carry_on(last);
+        }
+        let (needs, before) = (self.policy.needs(), last.policy.needs());
+        if needs.queries == before.queries {
+            self.query_sums = last.query_sums.take();
+        }
+        if needs.two_way == before.two_way {
+            self.two_way_sums = last.two_way_sums.take();
         }
     }
 
@@ -180,11 +220,34 @@ impl Eviction {
         }
     }
 
-    /// Whether the policy is shown rows while a prompt is read, or while decoding, so that no such step may run twice.
+    /// Whether the policy is shown rows or queries while a prompt is read, or while decoding, so that no such step may run twice.
     pub(crate) fn is_watching(&self, reading: bool) -> bool {
         let needs = self.policy.needs();
         let sums_heads = self.heads.as_ref().is_some_and(HeadGates::is_reading);
-        if reading { needs.prompt != RowTap::None || sums_heads } else { needs.step_rows }
+        let sees_rows = if reading { needs.prompt != RowTap::None || sums_heads } else { needs.step_rows };
+        sees_rows || self.sees_queries(reading) || reading && self.two_way_sums.is_some()
+    }
+
+    /// Whether the policy is shown queries: once nothing more is to be decided they are not summed.
+    fn sees_queries(&self, reading: bool) -> bool {
+        self.query_sums.is_some() && (reading || self.policy.schedule().goes_on())
+    }
+
+    /// Shows the policy queries of a prompt, or of a generated token, before RoPE.
+    pub(crate) fn see_unrotated(&mut self, queries: UnrotatedQueries<'_>, reading: bool, compute: &Compute) {
+        if !self.sees_queries(reading) {
+            return;
+        }
+        if let Some(sums) = &mut self.query_sums {
+            sums.add(queries, compute);
+        }
+    }
+
+    /// Shows the policy queries and keys of a prompt, or a part of it, that ends before `prompt_end`.
+    pub(crate) fn see_prompt(&mut self, rows: LayerRows<'_>, prompt_end: usize, compute: &Compute) {
+        if let Some(sums) = &mut self.two_way_sums {
+            sums.add(rows, prompt_end, compute);
+        }
     }
 
     /// Where reading from `position` on pauses for an eviction before the prompt's end, if the policy wants that.
@@ -382,10 +445,13 @@ impl Eviction {
         num_kept: usize,
     ) {
         let Held { cache, runner, .. } = held;
+        let safe =
+            self.resolved.as_ref().map_or(0, |resolved| self.policy.allotment().safe_units(resolved.pages_per_group));
+        let (scores, pinned) = units.staged(num_kept, safe, pinned);
         let applied = match units.granularity {
             Granularity::Page => {
                 let mut fates = vec![PageFate::Free; units.num_pages()];
-                for page in &select_pages(&units.scores, num_kept, pinned) {
+                for page in &select_pages(scores, num_kept, &pinned) {
                     fates[page] = PageFate::Keep;
                 }
                 cache
@@ -394,7 +460,7 @@ impl Eviction {
             }
             Granularity::Token => {
                 let closed = units.positions.len() - units.num_open();
-                let kept = select_tokens(&units.scores, num_kept, pinned);
+                let kept = select_tokens(scores, num_kept, &pinned);
                 let kept: Vec<u32> = kept.iter().filter(|&token| token < closed).map(|token| token as u32).collect();
                 let mut move_tokens = |pages: &[PagePlace], kept: &[u32]| runner.compact(pages, kept);
                 cache.compact(pool, group, &kept, &mut move_tokens).expect("whole pages of tokens that can move stay")
@@ -406,6 +472,8 @@ impl Eviction {
     /// The units of every KV group and their scores, those of layers in which no table `is_long_enough` left out.
     fn scored(&mut self, held: &Held<'_>, is_long_enough: impl Fn(usize) -> bool) -> Vec<Option<Units>> {
         let cache = &*held.cache;
+        let (form, needs) = (attention_form(held.runner.config()), self.policy.needs());
+        let (query_sums, two_way_sums) = (self.query_sums.as_ref(), self.two_way_sums.as_ref());
         let mut all = Vec::with_capacity(self.groups.len());
         for groups in self.groups.chunks_mut(self.shape.num_kv_heads) {
             if !groups.iter().any(|group| is_long_enough(cache.table(group.group).len())) {
@@ -413,20 +481,50 @@ impl Eviction {
                 continue;
             }
             let layer = groups[0].group.layer;
-            let vectors = match self.policy.needs().tokens {
-                TokenTap::None => vec![TokenVectors::default(); groups.len()],
-                TokenTap::Keys | TokenTap::KeysAndValues => held.runner.token_vectors(cache, layer, held.constants),
+            let vectors = match needs.tokens {
+                TokenTap::None if needs.output == OutputTap::None => vec![TokenVectors::default(); groups.len()],
+                _ => held.runner.token_vectors(cache, layer, held.constants),
             };
+            let output_norms = match needs.output {
+                OutputTap::None => vec![Vec::new(); groups.len()],
+                OutputTap::Norms => held.runner.output_norms(layer, &vectors),
+            };
+            let mut units: Vec<Units> =
+                groups.iter().map(|group| Units::of(cache, group.group, self.policy.granularity())).collect();
+            let two_way: Vec<Vec<f32>> = groups
+                .iter()
+                .zip(&units)
+                .map(|(group, units)| two_way_sums.map_or(Vec::new(), |sums| sums.at(group.group, &units.positions)))
+                .collect();
+            let of_group = |index: usize, group: KvGroup| ResidentTokens {
+                positions: &[],
+                keys: &vectors[index].keys,
+                values: &vectors[index].values,
+                gates: &[],
+                form,
+                output_norms: &output_norms[index],
+                two_way: &two_way[index],
+                layer_sums: &[],
+                queries: query_sums.map_or(QueryMoments::default(), |sums| sums.of(group)),
+            };
+            let mut layer_sums: Vec<f64> = Vec::new();
+            for (index, (group, units)) in groups.iter_mut().zip(&units).enumerate() {
+                let mut own = Vec::new();
+                let tokens = ResidentTokens { positions: &units.positions, ..of_group(index, group.group) };
+                group.scorer.measure(tokens, &mut own);
+                layer_sums.resize(own.len(), 0.0);
+                layer_sums.iter_mut().zip(own).for_each(|(sum, own)| *sum += own);
+            }
             let first = all.len();
-            for (group, TokenVectors { keys, values }) in groups.iter_mut().zip(&vectors) {
-                let mut units = Units::of(cache, group.group, self.policy.granularity());
-                let gates = self.gates.as_ref().map(|gates| gates.at(all.len(), &units.positions)).unwrap_or_default();
-                let tokens = ResidentTokens { positions: &units.positions, keys, values, gates: &gates };
+            for (index, (group, units)) in groups.iter_mut().zip(&mut units).enumerate() {
+                let (positions, layer_sums) = (&units.positions, &layer_sums);
+                let gates = self.gates.as_ref().map(|gates| gates.at(first + index, positions)).unwrap_or_default();
+                let tokens = ResidentTokens { positions, layer_sums, gates: &gates, ..of_group(index, group.group) };
                 let mut scores = Vec::new();
                 group.scorer.score(&units.spans, tokens, &mut scores);
-                units.take(scores);
-                all.push(Some(units));
+                units.take(scores, group.scorer.second_stage());
             }
+            all.extend(units.into_iter().map(Some));
             if self.policy.sharing() == Sharing::Layer {
                 share(&mut all[first..]);
             }
@@ -539,7 +637,9 @@ impl Eviction {
         let floats: usize = sums.chain(&self.step_rows).map(Vec::capacity).sum();
         let scorers: u64 = self.groups.iter().map(|group| group.scorer.state_bytes()).sum();
         let gates = self.gates.as_ref().map_or(0, GateScores::bytes) + self.heads.as_ref().map_or(0, HeadGates::bytes);
-        scorers + (floats * size_of::<f32>()) as u64 + gates
+        let queries = self.query_sums.as_ref().map_or(0, QuerySums::bytes);
+        let two_way = self.two_way_sums.as_ref().map_or(0, TwoWaySums::bytes);
+        scorers + (floats * size_of::<f32>()) as u64 + gates + queries + two_way
     }
 
     /// What eviction did so far, all turns counted.
@@ -560,6 +660,15 @@ fn share(layer: &mut [Option<Units>]) {
     let mean = |unit: usize| rows.iter().map(|row| f64::from(row[unit])).sum::<f64>() / rows.len() as f64;
     let means: Vec<f32> = (0..first.len()).map(|unit| mean(unit) as f32).collect();
     layer.iter_mut().flatten().for_each(|units| units.scores.copy_from_slice(&means));
+}
+
+/// How queries meet keys in the global layers.
+fn attention_form(config: &ModelConfig) -> AttentionForm<'_> {
+    let pairs = match config.rope.layout {
+        RopeLayout::Halves => RotaryPairs::Halves,
+        RopeLayout::Interleaved => RotaryPairs::Neighbours,
+    };
+    AttentionForm { frequencies: &config.rope.global, pairs, scale: config.attention_scale }
 }
 
 /// Absolute positions of the tokens of `group`, ascending: the columns of its attention rows.

@@ -34,6 +34,7 @@ pub mod gates;
 pub mod gguf;
 pub mod load;
 pub mod model;
+mod output_norms;
 #[cfg(feature = "pull")]
 pub mod pull;
 pub mod sampler;

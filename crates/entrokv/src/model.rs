@@ -23,6 +23,7 @@ use entrokv_kernels::threads::Threads;
 
 use crate::config::{FeedForward, ModelConfig};
 use crate::gates::{GateInput, Gates, GatesError};
+use crate::output_norms::output_norms;
 use crate::segments::CacheView;
 use crate::store::{KeyMoments, NewTokens, Store, TokenVectors};
 use crate::turned_sinks::TurnedPage;
@@ -69,6 +70,10 @@ pub trait AttentionSink {
     /// Shows the queries of `span` in `layer`, after RoPE: `[rows, num_heads, head_dim]`; what is written into them is what
     /// attention goes on with.
     fn queries(&mut self, _span: usize, _layer: usize, _queries: &mut [f32]) {}
+    /// Shows them with the keys of the same rows, `[rows, num_kv_heads, head_dim]`, and with what to reckon by.
+    fn queries_and_keys(&mut self, _span: usize, _layer: usize, _queries: &[f32], _keys: &[f32], _compute: &Compute) {}
+    /// Shows the queries of `span` in `layer` before RoPE, after the model's norm of queries, with what to sum them by.
+    fn unrotated_queries(&mut self, _span: usize, _layer: usize, _queries: &[f32], _compute: &Compute) {}
     /// What to record of `span` (its index in the batch) in `layer`; `resident[h]` counts the tokens of KV head `h`.
     fn tap(&mut self, span: usize, layer: usize, resident: &[usize]) -> Tap;
     /// Hands the filled tap back, with threads that have nothing else to do; called only where [`AttentionSink::tap`] asked
@@ -137,6 +142,9 @@ pub trait ModelRunner {
     fn forward(&mut self, batch: &[BatchSpan<'_>], sink: &mut dyn AttentionSink) -> Result<Logits, RunError>;
     /// Keys and values that `cache` holds of each KV group of `layer`; `constants` are those of all its groups, or none.
     fn token_vectors(&self, cache: &KvCache, layer: u32, constants: &[Option<KeyConstants>]) -> Vec<TokenVectors>;
+    /// What values add to the output of `layer`, of each of its KV heads: the mean over a group's heads of `|W_O^T v|_1`, a number
+    /// a token; attention's bias and what follows it are left out.
+    fn output_norms(&self, layer: u32, vectors: &[TokenVectors]) -> Vec<Vec<f32>>;
     /// Moments of the keys in full plain pages, for each of several KV groups.
     fn key_moments(&self, groups: &[Vec<PagePlace>]) -> Vec<KeyMoments>;
     /// Encodes pages of one KV group from their old places into their new ones; `constants` are its own.
@@ -259,6 +267,7 @@ impl Decoder {
         for (number, rows) in rows_of(batch) {
             let queries = &mut q[rows.start * width..rows.end * width];
             sink.unrotated(number, index, queries, &k[rows.start * kv_width..rows.end * kv_width]);
+            sink.unrotated_queries(number, index, &q[rows.start * width..rows.end * width], compute);
         }
         rope(compute, q, config.head_dim, angles, config.rope.layout);
         rope(compute, k, config.head_dim, angles, config.rope.layout);
@@ -291,7 +300,10 @@ impl Decoder {
         let mut first_row = 0;
         let mut spans = Vec::with_capacity(batch.len());
         for (number, span) in batch.iter().enumerate() {
-            sink.queries(number, index, &mut q[first_row * width..(first_row + span.tokens.len()) * width]);
+            let rows = first_row..first_row + span.tokens.len();
+            let queries = &mut q[rows.start * width..rows.end * width];
+            sink.queries(number, index, queries);
+            sink.queries_and_keys(number, index, queries, &k[rows.start * kv_width..rows.end * kv_width], compute);
             let group = |kv_head| span.cache.cache().shape().group_index(KvGroup { layer: index as u32, kv_head });
             let constants = |kv_head| span.constants.get(group(kv_head))?.as_ref();
             let segments = span.cache.segments(index);
@@ -432,6 +444,13 @@ impl ModelRunner for Decoder {
 
     fn token_vectors(&self, cache: &KvCache, layer: u32, constants: &[Option<KeyConstants>]) -> Vec<TokenVectors> {
         self.store.token_vectors(&self.compute, cache, layer, constants)
+    }
+
+    fn output_norms(&self, layer: u32, vectors: &[TokenVectors]) -> Vec<Vec<f32>> {
+        let values: Vec<&[f32]> = vectors.iter().map(|vectors| vectors.values.as_slice()).collect();
+        let group_size = self.config.num_heads / self.config.num_kv_heads;
+        let output = &self.weights.layers[layer as usize].output.matrix;
+        output_norms(&self.compute, output, group_size, self.config.head_dim, &values)
     }
 
     fn key_moments(&self, groups: &[Vec<PagePlace>]) -> Vec<KeyMoments> {

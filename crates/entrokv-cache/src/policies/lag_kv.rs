@@ -2,7 +2,7 @@
 
 use crate::attention_rows::Taps;
 use crate::policy::{EvictionPolicy, PolicyError, Schedule};
-use crate::policy_options::{OptionKey, OptionSet, at_least, spelling, word};
+use crate::policy_options::{OptionKey, OptionSet, YES_NO, at_least, spelling, word};
 use crate::resident_tokens::{ResidentTokens, TokenTap};
 use crate::shape::{CacheShape, KvGroup};
 use crate::token_policy::{Axes, Options, TokenMethod, TokenScorer};
@@ -28,8 +28,6 @@ impl Default for LagKv {
         Self { lag: 128, first: 4, cross_scoring: false }
     }
 }
-
-const YES_NO: [(&str, bool); 2] = [("no", false), ("yes", true)];
 
 const OPTIONS: OptionSet<Options<LagKv>> = OptionSet {
     policy: LagKv::NAME,

@@ -6,7 +6,8 @@ use std::fs;
 use std::path::Path;
 
 use entrokv_cache::{
-    AttentionRows, CacheShape, EvictionPolicy, KvGroup, LayerKind, PageSpan, ResidentTokens, RowSource, RowTap,
+    AttentionForm, AttentionRows, CacheShape, EvictionPolicy, KvGroup, LayerKind, PageScorer, PageSpan, QueryMoments,
+    QueryTap, ResidentTokens, RotaryPairs, RowSource, RowTap, moments_len,
 };
 use serde_json::Value;
 
@@ -73,6 +74,30 @@ impl GoldenLayer {
         self.inputs[key][kv_head].as_array().unwrap().iter().flat_map(floats).collect()
     }
 
+    /// Inverse frequencies of RoPE, `[head_dim / 2]`.
+    pub(crate) fn frequencies(&self) -> Vec<f64> {
+        let base = self.inputs["rope"]["base"].as_f64().unwrap();
+        (0..self.head_dim / 2).map(|i| base.powf(-2.0 * i as f64 / self.head_dim as f64)).collect()
+    }
+
+    /// How queries meet keys.
+    pub(crate) fn form<'a>(&self, frequencies: &'a [f64]) -> AttentionForm<'a> {
+        let scale = 1.0 / (self.head_dim as f32).sqrt();
+        AttentionForm { frequencies, pairs: RotaryPairs::Halves, scale }
+    }
+
+    /// Moments of the queries of `head` before RoPE, those before the token `first` left out.
+    fn moments(&self, head: usize, first: usize) -> Vec<f64> {
+        let mut moments = vec![0.0; moments_len(self.head_dim)];
+        for query in self.vectors("q_pre", head).chunks(self.head_dim).skip(first) {
+            let query: Vec<f64> = query.iter().copied().map(f64::from).collect();
+            let products = (0..query.len()).flat_map(|i| query[..=i].iter().map(|q| q * query[i]).collect::<Vec<_>>());
+            let terms = query.iter().copied().chain(products);
+            moments.iter_mut().zip(terms).for_each(|(sum, x)| *sum += x);
+        }
+        moments
+    }
+
     /// Token scores `[KV heads][tokens]` that `policy` gives.
     pub(crate) fn scores(&self, policy: &dyn EvictionPolicy) -> Vec<Vec<f32>> {
         self.page_scores(policy, 1)
@@ -80,6 +105,11 @@ impl GoldenLayer {
 
     /// Scores `[KV heads][pages]` that `policy` gives pages of `page_size`.
     pub(crate) fn page_scores(&self, policy: &dyn EvictionPolicy, page_size: usize) -> Vec<Vec<f32>> {
+        self.scored(policy, page_size).into_iter().map(|(_, scores)| scores).collect()
+    }
+
+    /// Of each KV head the scorer that `policy` has for it, shown the layer, and the scores of its pages.
+    pub(crate) fn scored(&self, policy: &dyn EvictionPolicy, page_size: usize) -> Vec<(Box<dyn PageScorer>, Vec<f32>)> {
         let (len, group_size) = (self.len, self.group_size);
         let shape = self.shape(page_size);
         let positions: Vec<u32> = (0..len as u32).collect();
@@ -108,10 +138,25 @@ impl GoldenLayer {
             scorer.end_prompt();
             let (keys, values) = (self.vectors("k", kv_head), self.vectors("v", kv_head));
             let gates = self.gates.get(kv_head).map_or(&[][..], Vec::as_slice);
-            let tokens = ResidentTokens { positions: &positions, keys: &keys, values: &values, gates };
+            let first = match policy.needs().queries {
+                QueryTap::None => len,
+                QueryTap::Moments { first } => first,
+            };
+            let moments: Vec<f64> = heads.flat_map(|head| self.moments(head, first)).collect();
+            let frequencies = self.frequencies();
+            let tokens = ResidentTokens {
+                positions: &positions,
+                keys: &keys,
+                values: &values,
+                form: self.form(&frequencies),
+                output_norms: &floats(&golden("critical-kv")["cases"][0]["output_norms"][kv_head]),
+                queries: QueryMoments { count: len - first, sums: &moments },
+                gates,
+                ..ResidentTokens::default()
+            };
             let mut scores = Vec::new();
             scorer.score(&pages, tokens, &mut scores);
-            scores
+            (scorer, scores)
         };
         (0..self.num_kv_heads).map(of_head).collect()
     }

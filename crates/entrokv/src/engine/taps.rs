@@ -9,7 +9,7 @@ use entrokv_kernels::compute::Compute;
 use entrokv_kernels::threads::Threads;
 
 use crate::coding::QueryMoments;
-use crate::eviction::Eviction;
+use crate::eviction::{Eviction, LayerRows, UnrotatedQueries};
 use crate::gates::GateInput;
 use crate::model::AttentionSink;
 
@@ -71,6 +71,26 @@ impl AttentionSink for Taps<'_> {
         }
         if let Some(moments) = moments {
             moments.add(layer, rows.start, queries);
+        }
+    }
+
+    fn unrotated_queries(&mut self, span: usize, layer: usize, queries: &[f32], compute: &Compute) {
+        let SpanTaps { eviction, rows, phase, time, .. } = &mut self.spans[span];
+        if let Some(eviction) = eviction {
+            let start = Instant::now();
+            let queries = UnrotatedQueries { layer, first_position: rows.start, rows: queries };
+            eviction.see_unrotated(queries, matches!(phase, Phase::Prompt { .. }), compute);
+            **time += start.elapsed();
+        }
+    }
+
+    fn queries_and_keys(&mut self, span: usize, layer: usize, queries: &[f32], keys: &[f32], compute: &Compute) {
+        let SpanTaps { eviction, rows, phase, time, .. } = &mut self.spans[span];
+        if let (Some(eviction), Phase::Prompt { end }) = (eviction, phase) {
+            let start = Instant::now();
+            let rows = LayerRows { layer, first_position: rows.start, queries, keys };
+            eviction.see_prompt(rows, *end, compute);
+            **time += start.elapsed();
         }
     }
 

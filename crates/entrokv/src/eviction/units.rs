@@ -1,7 +1,9 @@
 //! What one KV group holds, as a policy decides about it: pages, or tokens.
 
+use std::borrow::Cow;
+
 use entrokv_cache::{
-    Granularity, KvCache, KvGroup, OpenPage, PageIndex, PageSpan, Pins, ResidentPage, pages_of_tokens,
+    Granularity, KvCache, KvGroup, OpenPage, PageIndex, PageSpan, Pins, ResidentPage, SecondStage, pages_of_tokens,
 };
 
 /// The units of one KV group at the moment of a decision, and their scores once these are known.
@@ -15,6 +17,8 @@ pub(super) struct Units {
     pub(super) positions: Vec<u32>,
     /// One score a unit, higher staying longer.
     pub(super) scores: Vec<f32>,
+    /// Of a policy that chooses in two stages the part of the budget that `scores` settle, and the scores of the second.
+    second: Option<(f64, Vec<f32>)>,
     /// Index of each page.
     pages: Vec<PageIndex>,
     /// Tokens of each page.
@@ -39,19 +43,43 @@ impl Units {
             spans,
             positions,
             scores: Vec::new(),
+            second: None,
             pages: table.iter().map(|page| page.index).collect(),
             page_lens: table.iter().map(|page| page.len as usize).collect(),
             page_size,
         }
     }
 
-    /// Takes the scores of `spans`. Where tokens were scored and pages are decided about, a page counts its best token.
-    pub(super) fn take(&mut self, scores: Vec<f32>) {
-        self.scores = scores;
-        if self.granularity == Granularity::Page && self.spans.len() != self.pages.len() {
-            let mut tokens = self.scores.iter().copied();
-            let best = |&len: &usize| tokens.by_ref().take(len).fold(f32::NEG_INFINITY, f32::max);
-            self.scores = self.page_lens.iter().map(best).collect();
+    /// Takes the scores of `spans`, those of a second stage among them.
+    pub(super) fn take(&mut self, scores: Vec<f32>, second: Option<SecondStage<'_>>) {
+        self.second = second.map(|stage| (stage.share, self.of_units(stage.scores.to_vec())));
+        self.scores = self.of_units(scores);
+    }
+
+    /// Scores of units, of those of `spans`: where tokens were scored and pages are decided about, a page counts its best token.
+    fn of_units(&self, scores: Vec<f32>) -> Vec<f32> {
+        if self.granularity == Granularity::Token || self.spans.len() == self.pages.len() {
+            return scores;
+        }
+        let mut tokens = scores.into_iter();
+        let best = |&len: &usize| tokens.by_ref().take(len).fold(f32::NEG_INFINITY, f32::max);
+        self.page_lens.iter().map(best).collect()
+    }
+
+    /// By what `num_kept` units are chosen, and what stays whatever its score: for a policy of two stages also what the first of
+    /// them settles, `safe_pages` at the least.
+    pub(super) fn staged<'a>(
+        &'a self,
+        num_kept: usize,
+        safe_pages: usize,
+        pinned: &'a [usize],
+    ) -> (&'a [f32], Cow<'a, [usize]>) {
+        match &self.second {
+            None => (&self.scores, Cow::Borrowed(pinned)),
+            Some((share, scores)) => {
+                let stage = SecondStage { share: *share, scores };
+                (scores, Cow::Owned(stage.forced(&self.scores, num_kept, self.in_pages(safe_pages), pinned)))
+            }
         }
     }
 
