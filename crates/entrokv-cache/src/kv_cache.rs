@@ -17,9 +17,11 @@
 //! * `footprint_is_what_the_frames_hold`.
 //! * `releasing_returns_every_frame`.
 //! * `what_follows_revisions_is_what_a_table_holds`.
+//! * `a_restored_cache_is_the_one_it_was_noted_from`, and `what_no_cache_can_hold_is_refused_and_takes_nothing`.
 
 mod fate;
 mod footprint;
+mod restore;
 mod table;
 
 use std::sync::Arc;
@@ -33,6 +35,7 @@ use self::table::Table;
 
 pub use self::fate::{Applied, FateError, PageFate, PageMove, PagePlace};
 pub use self::footprint::{Footprint, KindFootprint};
+pub use self::restore::{PageRecord, RestoreError};
 pub use self::table::{ResidentPage, Revision, Slot};
 
 /// Block tables of one sequence, one for each KV group, over frames of a [`PagePool`].

@@ -55,7 +55,8 @@ pub use entropy::{MIN_RESIDUAL_MASS, RenyiOrder, head_weights, residual_entropy}
 pub use gate_tap::GateTap;
 pub use head_pooling::HeadPooling;
 pub use kv_cache::{
-    Applied, FateError, Footprint, KindFootprint, KvCache, PageFate, PageMove, PagePlace, ResidentPage, Revision, Slot,
+    Applied, FateError, Footprint, KindFootprint, KvCache, PageFate, PageMove, PagePlace, PageRecord, ResidentPage,
+    RestoreError, Revision, Slot,
 };
 pub use overlap::{Overlap, OverlapError};
 pub use page::PageIndex;

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use crate::kv_cache::fate::{Applied, FateError, PageFate, PageMove, PagePlace};
 use crate::kv_cache::footprint::KindFootprint;
+use crate::kv_cache::restore::PageRecord;
 use crate::page::PageIndex;
 use crate::page_kind::PageKind;
 use crate::pool::{Frame, PagePool, PoolExhausted};
@@ -67,6 +68,11 @@ impl ResidentPage {
     /// Whether its tokens have moved together from several pages.
     pub fn is_compacted(&self) -> bool {
         self.positions.is_some()
+    }
+
+    /// What there is to know of it beside its bytes.
+    pub fn record(&self) -> PageRecord {
+        PageRecord { index: self.index, kind: self.kind, len: self.len, positions: self.positions.clone() }
     }
 
     /// Bytes it takes beside its entry in the table.
@@ -164,6 +170,18 @@ impl Table {
             self.resident_tokens += page_start + filled - position;
             position = page_start + filled;
         }
+    }
+
+    /// Adds a page that follows those it holds.
+    pub(super) fn push(&mut self, record: &PageRecord, frame: Frame) {
+        let PageRecord { index, kind, len, .. } = *record;
+        let held = KindFootprint::entry(&mut self.held, kind);
+        held.pages += 1;
+        held.bytes += frame.bytes();
+        self.resident_tokens += len as usize;
+        let page = ResidentPage { index, kind, len, positions: record.positions.clone(), frame };
+        self.position_bytes += page.heap_bytes();
+        self.pages.push(page);
     }
 
     /// Whether every page can have its fate.
