@@ -1,13 +1,56 @@
-//! Writes the files that fuzzing starts from to `fuzz/corpus/gguf`: both versions, every value type, several tensors.
+//! Writes the files that fuzzing starts from: to `fuzz/corpus/gguf` models of both versions, every value type, several
+//! tensors; to `fuzz/corpus/kv_file` sequences plain and coded, evicted and whole.
 
+use std::num::NonZeroUsize;
 use std::{error::Error, fs, path::Path};
 
-use entrokv::gguf::{GgufWriter, OwnedValue, ValueType};
+use entrokv::gguf::{Gguf, GgufWriter, OwnedValue, ValueType};
+use entrokv::kv_file::Notes;
+use entrokv::tiny::{TinyArchitecture, TinyModel};
+use entrokv::{EvictionOptions, Identity, Model, ModelOptions, Request, parse_policy};
 use entrokv_kernels::weight_type::WeightType;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus/gguf");
-    fs::create_dir_all(&folder)?;
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
+    models(&corpus.join("gguf"))?;
+    sequences(&corpus.join("kv_file"))
+}
+
+/// KV files of the model of the fuzz target.
+fn sequences(folder: &Path) -> Result<(), Box<dyn Error>> {
+    fs::create_dir_all(folder)?;
+    let model = TinyModel { num_layers: 1, ..TinyModel::new(TinyArchitecture::Qwen3) };
+    let gguf = Gguf::from_bytes(model.gguf()?)?;
+    for cache_type in ["f16", "tq4"] {
+        let page_kind = cache_type.parse()?;
+        let options = ModelOptions {
+            page_kind,
+            threads: NonZeroUsize::MIN,
+            identity: Identity::Hashed,
+            ..ModelOptions::default()
+        };
+        let mut engine = Model::from_gguf(&gguf, &options, &mut |_| ())?.engine;
+        for (len, budget) in [(5, None), (40, Some("32tok")), (190, None), (190, Some("50%"))] {
+            let eviction = match budget {
+                Some(budget) => {
+                    Some(EvictionOptions { budget: budget.parse()?, policy: parse_policy("knorm")?.into() })
+                }
+                None => None,
+            };
+            let id = engine.submit(Request { eviction, ..Request::greedy((0..len).collect(), 4) })?;
+            engine.finish(id, &mut |_| ())?;
+            let mut file = Vec::new();
+            engine.save_sequence(id, &Notes::from([("a".to_string(), "note".to_string())]), &mut file)?;
+            engine.close(id);
+            fs::write(folder.join(format!("{cache_type}-{len}-{}", budget.unwrap_or("all"))), file)?;
+        }
+    }
+    Ok(())
+}
+
+/// Model files.
+fn models(folder: &Path) -> Result<(), Box<dyn Error>> {
+    fs::create_dir_all(folder)?;
     for version in [2, 3] {
         fs::write(folder.join(format!("empty-v{version}")), GgufWriter::new().version(version).to_bytes()?)?;
         for alignment in [8, 32, 64] {

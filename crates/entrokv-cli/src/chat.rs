@@ -4,9 +4,12 @@
 //! budget is fixed anew at the end of each. Editing the history throws the sequence away and reads it again.
 
 use std::io::{self, IsTerminal, Write};
+use std::path::Path;
 
 use clap::Args;
-use entrokv::{Completion, EndTokens, FinishReason, Message, Model, Request, SequenceId, SpecialTokens};
+use entrokv::{
+    Completion, EndTokens, EvictionOptions, FinishReason, Message, Model, Request, SequenceId, SpecialTokens,
+};
 use rustyline::error::ReadlineError;
 use rustyline::history::FileHistory;
 use rustyline::{DefaultEditor, Editor};
@@ -15,11 +18,13 @@ use crate::bench::mib;
 use crate::cli::CacheDir;
 use crate::failure::Failure;
 use crate::interrupt::Listening;
+use crate::kv_file_args::{KvFileArgs, Loaded};
 use crate::model_args::{EvictionArgs, ModelArgs};
 use crate::output;
 use crate::progress::Progress;
 use crate::rendering;
 use crate::sampling_args::SamplingArgs;
+use crate::transcript::{Transcript, spelled_end};
 
 const HELP: &str = "\
 /help          this list
@@ -37,6 +42,7 @@ const EXAMPLES: &str = "\
 Examples:
   entrokv chat -m smollm2-135m
   entrokv chat -m qwen2.5-1.5b --kv-budget 512tok --system 'Answer in one sentence.' --temperature 0.7
+  entrokv chat -m qwen2.5-1.5b --kv-load monday.kv --kv-save monday.kv
 In the conversation /help lists the commands; Ctrl-C stops an answer.";
 
 /// With which model, and how.
@@ -51,24 +57,42 @@ pub(crate) struct ChatArgs {
     #[command(flatten)]
     eviction: EvictionArgs,
     #[command(flatten)]
+    kv_file: KvFileArgs,
+    #[command(flatten)]
     sampling: SamplingArgs,
 }
 
 /// Runs the command.
 pub(crate) fn run(args: &ChatArgs, cache: &CacheDir) -> Result<(), Failure> {
-    args.eviction.options()?;
-    let model = args.model.open(cache)?;
+    if args.kv_file.source().is_none() {
+        args.eviction.options()?;
+    } else if args.system.is_some() {
+        return Err(Failure::Usage("--system begins a conversation, and --kv-load goes on with one".into()));
+    }
+    args.kv_file.check()?;
+    let mut model = args.model.run.identified(&args.model.path(cache)?, args.kv_file.identity())?;
     if model.chat_template.is_none() {
         let why = format!("{} has no chat template; use `entrokv generate`", model.config.name);
         return Err(Failure::Failed(why));
     }
-    let mut conversation = Conversation { args, model, messages: Vec::new(), live: None, last: None };
-    conversation.clear(args.system.clone());
-    if io::stdin().is_terminal() {
+    let loaded = args.kv_file.load(&mut model.engine, &args.eviction)?;
+    let mut conversation = Conversation { args, model, eviction: None, messages: Vec::new(), live: None, last: None };
+    match loaded {
+        Some(loaded) => conversation.take_up(loaded)?,
+        None => {
+            conversation.eviction = args.eviction.options()?;
+            conversation.clear(args.system.clone());
+        }
+    }
+    let ended = if io::stdin().is_terminal() {
         eprintln!("{} (type /help for commands)", conversation.model.config.name);
         interactive(&mut conversation)
     } else {
         piped(&mut conversation)
+    };
+    match ended {
+        Err(Failure::Interrupted) => Err(Failure::Interrupted),
+        ended => conversation.save().and(ended),
     }
 }
 
@@ -123,8 +147,10 @@ enum After {
 struct Conversation<'a> {
     args: &'a ChatArgs,
     model: Model,
+    /// The cap on its cache.
+    eviction: Option<EvictionOptions>,
     /// Role and text, oldest first.
-    messages: Vec<(&'static str, String)>,
+    messages: Vec<(String, String)>,
     live: Option<Live>,
     last: Option<Completion>,
 }
@@ -169,13 +195,38 @@ impl Conversation<'_> {
         Ok(After::Continue)
     }
 
+    /// Goes on with a conversation from a file.
+    fn take_up(&mut self, loaded: Loaded) -> Result<(), Failure> {
+        let Some(Transcript { messages, text }) = loaded.transcript else {
+            let path = self.args.kv_file.source().unwrap_or(Path::new("")).display();
+            let why = format!("{path}: it holds a text and no conversation; go on with `entrokv generate --kv-load`");
+            return Err(Failure::Failed(why));
+        };
+        self.live = Some(Live { id: loaded.id, text });
+        (self.messages, self.eviction) = (messages, loaded.eviction);
+        Ok(())
+    }
+
+    /// Writes the conversation and its cache to the file asked for, if one was.
+    fn save(&self) -> Result<(), Failure> {
+        let Some(path) = self.args.kv_file.target() else { return Ok(()) };
+        let Some(live) = &self.live else {
+            return Err(Failure::Failed(format!(
+                "{} is not written: no cache of the conversation is left",
+                path.display()
+            )));
+        };
+        let transcript = Transcript { messages: self.messages.clone(), text: live.text.clone() };
+        self.args.kv_file.save(&self.model.engine, live.id, &transcript.notes()?)
+    }
+
     fn system(&self) -> Option<String> {
-        self.messages.first().filter(|(role, _)| *role == "system").map(|(_, text)| text.clone())
+        self.messages.first().filter(|(role, _)| role == "system").map(|(_, text)| text.clone())
     }
 
     fn clear(&mut self, system: Option<String>) {
         self.forget_sequence();
-        self.messages = system.map(|text| ("system", text)).into_iter().collect();
+        self.messages = system.map(|text| ("system".to_string(), text)).into_iter().collect();
         self.last = None;
     }
 
@@ -187,7 +238,7 @@ impl Conversation<'_> {
 
     /// Drops the last question and its answer and returns the question.
     fn undo(&mut self) -> Option<String> {
-        let at = self.messages.iter().rposition(|(role, _)| *role == "user")?;
+        let at = self.messages.iter().rposition(|(role, _)| role == "user")?;
         let question = self.messages.drain(at..).next().map(|(_, text)| text);
         self.forget_sequence();
         question
@@ -195,7 +246,7 @@ impl Conversation<'_> {
 
     /// Reads `question`, streams the answer, remembers both.
     fn ask(&mut self, question: String) -> Result<(), Failure> {
-        self.messages.push(("user", question));
+        self.messages.push(("user".to_string(), question));
         let answered = self.answer();
         if answered.is_err() {
             self.messages.pop();
@@ -207,7 +258,7 @@ impl Conversation<'_> {
     fn answer(&mut self) -> Result<(), Failure> {
         let template = self.model.chat_template.as_ref().expect("checked when the conversation began");
         let messages: Vec<Message> =
-            self.messages.iter().map(|(role, text)| Message::new(*role, text.as_str())).collect();
+            self.messages.iter().map(|(role, text)| Message::new(role.as_str(), text.as_str())).collect();
         let full = template.render(&messages, &rendering::options())?;
         let (id, read) = self.submit(&full)?;
         self.live = Some(Live { id, text: full.clone() });
@@ -228,13 +279,11 @@ impl Conversation<'_> {
         if let FinishReason::Failed(why) = &completion.finish_reason {
             return Err(Failure::Failed(why.clone()));
         }
-        self.messages.push(("assistant", completion.text.clone()));
-        let end_token = self.end_token(&completion);
-        if completion.finish_reason == FinishReason::Stop && end_token.is_empty() {
+        self.messages.push(("assistant".to_string(), completion.text.clone()));
+        match spelled_end(&self.model.tokenizer, &completion) {
+            Some(end) => self.live = Some(Live { id, text: full + &completion.text + &end }),
             // A stop string: the cache holds it, the conversation does not, so the next turn reads it all again.
-            self.forget_sequence();
-        } else {
-            self.live = Some(Live { id, text: full + &completion.text + &end_token });
+            None => self.forget_sequence(),
         }
         if completion.kv.logical_tokens >= self.model.engine.context_len() {
             eprintln!("(the context of {} tokens is full; /clear starts over)", self.model.engine.context_len());
@@ -249,7 +298,7 @@ impl Conversation<'_> {
         if let Some((id, rest)) = self.live.as_ref().and_then(unread).filter(|(_, rest)| !rest.is_empty()) {
             let prompt = self.model.tokenizer.encode_raw(&rest, SpecialTokens::Parse)?;
             let read = prompt.len();
-            let request = self.request(prompt)?;
+            let request = self.request(prompt);
             self.model.engine.extend(id, request).map_err(Failure::refused)?;
             return Ok((id, read));
         }
@@ -257,28 +306,20 @@ impl Conversation<'_> {
         self.forget_sequence();
         let prompt = self.model.tokenizer.encode(full, SpecialTokens::Parse)?;
         let read = prompt.len();
-        let request = self.request(prompt)?;
+        let request = self.request(prompt);
         Ok((self.model.engine.submit(request).map_err(Failure::refused)?, read))
     }
 
-    fn request(&self, prompt: Vec<u32>) -> Result<Request, Failure> {
+    fn request(&self, prompt: Vec<u32>) -> Request {
         let sampling = &self.args.sampling;
-        Ok(Request {
+        Request {
             prompt,
             max_tokens: sampling.max_tokens.map(usize::from),
             sampling: sampling.options(),
             stop: sampling.stop.clone(),
             end_tokens: if sampling.ignore_eos { EndTokens::Ignore } else { EndTokens::Stop },
-            eviction: self.args.eviction.options()?,
-        })
-    }
-
-    /// The text of the end token an answer ended with, which its text leaves out.
-    fn end_token(&self, completion: &Completion) -> String {
-        let tokenizer = &self.model.tokenizer;
-        let last = completion.tokens.last().copied().filter(|&id| tokenizer.is_end_of_generation(id));
-        let bytes = last.and_then(|id| tokenizer.token_bytes(id).ok());
-        bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).unwrap_or_default()
+            eviction: self.eviction.clone(),
+        }
     }
 
     /// The cache as the pool counts it, and speeds, of the last answer.

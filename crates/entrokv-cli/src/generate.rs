@@ -1,27 +1,31 @@
 //! `entrokv generate`: continues a prompt, streaming the text.
 
 use std::io::{self, IsTerminal, Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Args;
 use clap::builder::FalseyValueParser;
-use entrokv::{EndTokens, FinishReason, Message, Model, Request, SpecialTokens};
+use entrokv::{Completion, EndTokens, FinishReason, Message, Model, Request, SpecialTokens, Tokenizer};
 
 use crate::cli::CacheDir;
 use crate::completion_json::CompletionJson;
 use crate::failure::Failure;
 use crate::interrupt::Listening;
+use crate::kv_file_args::{KvFileArgs, Loaded};
 use crate::model_args::{EvictionArgs, ModelArgs, raised_note};
 use crate::progress::Progress;
 use crate::rendering;
 use crate::sampling_args::SamplingArgs;
+use crate::transcript::{Transcript, spelled_end};
 
 const EXAMPLES: &str = "\
 Examples:
   entrokv generate -m smollm2-135m --chat --prompt 'What is a KV cache?'
   entrokv generate -m model.gguf --prompt-file book.txt --kv-budget 20% -n 200
-  entrokv generate -m model.gguf --kv-budget 64MiB --policy page-entro-kv:tau=0.5 --json < book.txt";
+  entrokv generate -m model.gguf --kv-budget 64MiB --policy page-entro-kv:tau=0.5 --json < book.txt
+  entrokv generate -m model.gguf -f book.txt --kv-budget 20% -n 1 --kv-save book.kv
+  entrokv generate -m model.gguf --kv-load book.kv --prompt ' In short,'";
 
 /// What to continue, and how.
 #[derive(Args)]
@@ -47,18 +51,33 @@ pub(crate) struct GenerateArgs {
     #[command(flatten)]
     eviction: EvictionArgs,
     #[command(flatten)]
+    kv_file: KvFileArgs,
+    #[command(flatten)]
     sampling: SamplingArgs,
+}
+
+/// What is to be read, and what it is in words.
+struct Prompt {
+    tokens: Vec<u32>,
+    /// The conversation it ends, where it is one.
+    transcript: Option<Transcript>,
 }
 
 /// Runs the command.
 pub(crate) fn run(args: &GenerateArgs, cache: &CacheDir) -> Result<(), Failure> {
-    let eviction = args.eviction.options()?;
+    if args.kv_file.source().is_none() {
+        args.eviction.options()?;
+    } else if args.system.is_some() {
+        return Err(Failure::Usage("--system begins a conversation, and --kv-load goes on with one".into()));
+    }
+    args.kv_file.check()?;
     let path = args.model.path(cache)?;
     let prompt = read_prompt(args)?;
     let start = Instant::now();
-    let mut model = args.model.run.open(&path)?;
+    let mut model = args.model.run.identified(&path, args.kv_file.identity())?;
     let load = start.elapsed();
-    let tokens = tokenize(args, &model, prompt)?;
+    let loaded = args.kv_file.load(&mut model.engine, &args.eviction)?;
+    let Prompt { tokens, transcript } = tokenize(args, &model, loaded.as_ref(), prompt)?;
     let prompt_tokens = tokens.len();
     let request = Request {
         prompt: tokens,
@@ -66,10 +85,17 @@ pub(crate) fn run(args: &GenerateArgs, cache: &CacheDir) -> Result<(), Failure> 
         sampling: args.sampling.options(),
         stop: args.sampling.stop.clone(),
         end_tokens: if args.sampling.ignore_eos { EndTokens::Ignore } else { EndTokens::Stop },
-        eviction,
+        eviction: match &loaded {
+            Some(loaded) => loaded.eviction.clone(),
+            None => args.eviction.options()?,
+        },
     };
 
-    let id = model.engine.submit(request).map_err(Failure::refused)?;
+    let id = match &loaded {
+        Some(loaded) => model.engine.extend(loaded.id, request).map(|()| loaded.id),
+        None => model.engine.submit(request),
+    };
+    let id = id.map_err(Failure::refused)?;
     let listening = Listening::start();
     let mut reading = Some(Progress::steps("reading", prompt_tokens as u64));
     let mut out = io::stdout().lock();
@@ -86,11 +112,15 @@ pub(crate) fn run(args: &GenerateArgs, cache: &CacheDir) -> Result<(), Failure> 
             }
         }
     })?;
-    model.engine.close(id);
+    drop(listening);
     if let Some(error) = broken {
+        model.engine.close(id);
         return Err(Failure::while_doing("stdout", error));
     }
     let reason = completion.finish_reason.clone();
+    let notes = transcript.and_then(|transcript| answered(transcript, &completion, &model.tokenizer));
+    let notes = notes.as_ref().map(Transcript::notes).transpose()?.unwrap_or_default();
+    let was_read = !completion.tokens.is_empty();
     if completion.kv.eviction.budget_raised {
         eprintln!("{}", raised_note(&completion.kv));
     }
@@ -98,6 +128,14 @@ pub(crate) fn run(args: &GenerateArgs, cache: &CacheDir) -> Result<(), Failure> 
         serde_json::to_writer(&mut out, &CompletionJson::new(completion, prompt_tokens, load))?;
     }
     writeln!(out)?;
+    // A prompt of which Ctrl-C left a part is not what was asked to be kept.
+    let kept = match reason {
+        FinishReason::Failed(_) => Ok(()),
+        _ if was_read => args.kv_file.save(&model.engine, id, &notes),
+        _ => Ok(()),
+    };
+    model.engine.close(id);
+    kept?;
     match reason {
         FinishReason::Cancelled => Err(Failure::Interrupted),
         FinishReason::Failed(why) => Err(Failure::Failed(why)),
@@ -140,19 +178,52 @@ pub(crate) fn utf8(bytes: Vec<u8>, source: &str) -> Result<String, Failure> {
     })
 }
 
-fn tokenize(args: &GenerateArgs, model: &Model, prompt: String) -> Result<Vec<u32>, Failure> {
+/// The tokens of the prompt; behind what was loaded, without the beginning that a text of its own would have.
+fn tokenize(args: &GenerateArgs, model: &Model, loaded: Option<&Loaded>, prompt: String) -> Result<Prompt, Failure> {
+    let tokenizer = &model.tokenizer;
     if !args.chat && args.system.is_none() {
-        return Ok(model.tokenizer.encode(&prompt, SpecialTokens::Parse)?);
+        let tokens = match loaded {
+            Some(_) => tokenizer.encode_raw(&prompt, SpecialTokens::Parse)?,
+            None => tokenizer.encode(&prompt, SpecialTokens::Parse)?,
+        };
+        return Ok(Prompt { tokens, transcript: None });
     }
     let template = model
         .chat_template
         .as_ref()
         .ok_or_else(|| Failure::Failed(format!("{} has no chat template; run without --chat", model.config.name)))?;
-    let mut messages = Vec::new();
+    let before = loaded.map(|loaded| transcript(args, loaded)).transpose()?;
+    let mut messages = before.map(|before| before.messages.clone()).unwrap_or_default();
     if let Some(system) = &args.system {
-        messages.push(Message::new("system", system.as_str()));
+        messages.push(("system".to_string(), system.clone()));
     }
-    messages.push(Message::new("user", prompt));
-    let text = template.render(&messages, &rendering::options())?;
-    Ok(model.tokenizer.encode(&text, SpecialTokens::Parse)?)
+    messages.push(("user".to_string(), prompt));
+    let rendered: Vec<Message> =
+        messages.iter().map(|(role, text)| Message::new(role.as_str(), text.as_str())).collect();
+    let text = template.render(&rendered, &rendering::options())?;
+    let tokens = match before {
+        None => tokenizer.encode(&text, SpecialTokens::Parse)?,
+        Some(before) => {
+            let rest = text.strip_prefix(&before.text).ok_or_else(|| {
+                Failure::Failed("the chat template spells the conversation that was loaded in other words now".into())
+            })?;
+            tokenizer.encode_raw(rest, SpecialTokens::Parse)?
+        }
+    };
+    Ok(Prompt { tokens, transcript: Some(Transcript { messages, text }) })
+}
+
+/// The conversation that was loaded.
+fn transcript<'a>(args: &GenerateArgs, loaded: &'a Loaded) -> Result<&'a Transcript, Failure> {
+    let path = args.kv_file.source().unwrap_or(Path::new("")).display();
+    let none = || Failure::Failed(format!("{path}: it holds a text and no conversation; run without --chat"));
+    loaded.transcript.as_ref().ok_or_else(none)
+}
+
+/// The conversation with the answer, if the cache holds that and no more.
+fn answered(before: Transcript, completion: &Completion, tokenizer: &Tokenizer) -> Option<Transcript> {
+    let end = spelled_end(tokenizer, completion)?;
+    let Transcript { mut messages, text } = before;
+    messages.push(("assistant".to_string(), completion.text.clone()));
+    Some(Transcript { messages, text: text + &completion.text + &end })
 }

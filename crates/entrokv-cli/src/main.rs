@@ -11,6 +11,7 @@ mod failure;
 mod generate;
 mod inspect;
 mod interrupt;
+mod kv_file_args;
 mod model_args;
 mod output;
 mod perplexity;
@@ -20,6 +21,7 @@ mod pull;
 mod rendering;
 mod sampling_args;
 mod tokenize;
+mod transcript;
 
 use std::process::ExitCode;
 

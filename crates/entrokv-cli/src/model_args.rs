@@ -7,7 +7,8 @@ use std::sync::Arc;
 use clap::{Args, ValueEnum};
 use entrokv::Isa;
 use entrokv::{
-    Arithmetic, Budget, Encoding, EvictionOptions, KvReport, LoadError, Model, ModelOptions, PageKind, parse_policy,
+    Arithmetic, Budget, Encoding, EvictionOptions, EvictionPolicy, Identity, KvReport, LoadError, LoadOptions, Model,
+    ModelOptions, PageKind, parse_policy,
 };
 
 use crate::bench::mib;
@@ -153,15 +154,22 @@ impl RunArgs {
             context_len: self.ctx_size.map(NonZeroUsize::get),
             pool_bytes: self.kv_pool,
             pre_tokenizer: self.pre.clone(),
+            identity: Identity::Unknown,
             interrupt: interrupt::flag(),
         }
     }
 
     /// Opens the file at `path`.
     pub(crate) fn open(&self, path: &Path) -> Result<Model, Failure> {
+        self.identified(path, Identity::Unknown)
+    }
+
+    /// The same, identified where KV files need that.
+    pub(crate) fn identified(&self, path: &Path, identity: Identity) -> Result<Model, Failure> {
+        let options = ModelOptions { identity, ..self.options() };
         let bar = Progress::steps("loading", LOADING_STEPS);
         let mut progress = |share: f32| bar.set((share * LOADING_STEPS as f32) as u64);
-        Model::open(path, &self.options(), &mut progress).map_err(|error| match error {
+        Model::open(path, &options, &mut progress).map_err(|error| match error {
             // It names the file itself, which may be another part of a split model.
             LoadError::Gguf(error) => error.into(),
             error => Failure::while_doing(path.display(), error),
@@ -204,22 +212,43 @@ fn parse_policy_flag(text: &str) -> Result<PolicyFlag, String> {
 impl EvictionArgs {
     /// The library's options; `None` keeps the whole cache.
     pub(crate) fn options(&self) -> Result<Option<EvictionOptions>, Failure> {
-        let name = match (&self.kv_budget, &self.policy) {
+        self.continuing(None)
+    }
+
+    /// The same for a sequence that lived under the cap `saved`: what no flag says stays.
+    pub(crate) fn continuing(&self, saved: Option<&EvictionOptions>) -> Result<Option<EvictionOptions>, Failure> {
+        let budget = self.kv_budget.or(saved.map(|saved| saved.budget));
+        let policy = match (budget, &self.policy) {
             (None, None | Some(PolicyFlag::None)) => return Ok(None),
             (None, Some(PolicyFlag::Named(name))) => {
                 return Err(Failure::Usage(format!("--policy {name} needs --kv-budget, such as --kv-budget 20%")));
             }
             (Some(budget), Some(PolicyFlag::None)) => {
                 return Err(Failure::Usage(format!(
-                    "--policy none keeps everything and cannot keep --kv-budget {budget}"
+                    "--policy none keeps everything and cannot keep a budget of {budget}"
                 )));
             }
-            (Some(_), None) => DEFAULT_POLICY,
-            (Some(_), Some(PolicyFlag::Named(name))) => name,
+            (Some(_), None) => match saved {
+                Some(saved) => Arc::clone(&saved.policy),
+                None => named(DEFAULT_POLICY)?,
+            },
+            (Some(_), Some(PolicyFlag::Named(name))) => named(name)?,
         };
-        let policy = parse_policy(name).map_err(|error| Failure::Usage(error.to_string()))?;
-        Ok(self.kv_budget.map(|budget| EvictionOptions { budget, policy: Arc::from(policy) }))
+        Ok(budget.map(|budget| EvictionOptions { budget, policy }))
     }
+
+    /// What these flags ask of a KV file.
+    pub(crate) fn load_options(&self) -> Result<LoadOptions, Failure> {
+        let policy = match &self.policy {
+            None | Some(PolicyFlag::None) => None,
+            Some(PolicyFlag::Named(name)) => Some(named(name)?),
+        };
+        Ok(LoadOptions { policy })
+    }
+}
+
+fn named(policy: &str) -> Result<Arc<dyn EvictionPolicy>, Failure> {
+    parse_policy(policy).map(Arc::from).map_err(|error| Failure::Usage(error.to_string()))
 }
 
 /// What to tell when a budget was below what the policy's options pin.

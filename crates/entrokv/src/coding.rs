@@ -65,6 +65,33 @@ impl Coding {
         })
     }
 
+    /// As [`Coding::new`], going on from what another sequence at rest had: what codes of the keys of the global KV groups are
+    /// relative to, none where that is still to be taken, from `query_squares`, which are empty else.
+    pub(crate) fn resume(shape: &Arc<CacheShape>, kind: PageKind, saved: SavedCoding) -> Option<Self> {
+        let SavedCoding { constants, query_squares, behind } = saved;
+        let mut coding = Self::new(shape, kind)?;
+        coding.queries.resume(query_squares);
+        if !constants.is_empty() {
+            let mut constants = constants.into_iter();
+            let of_layer = |group: KvGroup| match shape.layers[group.layer as usize] {
+                LayerKind::Global => constants.next(),
+                LayerKind::Window(_) => None,
+            };
+            coding.constants = shape.groups().map(of_layer).collect();
+        }
+        coding.behind = behind;
+        Some(coding)
+    }
+
+    /// What [`Coding::resume`] goes on from.
+    pub(crate) fn saved(&self) -> SavedCoding {
+        SavedCoding {
+            constants: self.constants.iter().flatten().cloned().collect(),
+            query_squares: self.queries.squares().to_vec(),
+            behind: self.behind,
+        }
+    }
+
     /// For a forward pass: the constants in the order of [`CacheShape::groups`], and what its queries are added to.
     pub(crate) fn parts(&mut self) -> (&[Option<KeyConstants>], &mut QueryMoments) {
         (&self.constants, &mut self.queries)
@@ -208,6 +235,17 @@ impl Coding {
             && page.len as usize == self.shape.page_size
             && page.end_position(self.shape.page_size) as usize + RECENT_TOKENS <= len
     }
+}
+
+/// The state of a [`Coding`] between two turns.
+#[derive(Debug, Default)]
+pub(crate) struct SavedCoding {
+    /// Of the global KV groups; empty before they are taken, and where none are needed.
+    pub(crate) constants: Vec<KeyConstants>,
+    /// What they are taken from: sums `[num_groups, head_dim]`; empty once they are.
+    pub(crate) query_squares: Vec<f64>,
+    /// Whether pages that should be codes are not.
+    pub(crate) behind: bool,
 }
 
 /// When pages are looked for that have left the window.

@@ -7,6 +7,7 @@
 //! * `an_interrupted_step_can_be_repeated`: an interrupt loses no token and changes no bit; a sequence whose policy was
 //!   watching the step is cancelled instead, for a policy must not see a row twice.
 
+mod kv_files;
 mod kv_report;
 mod ledger;
 mod step;
@@ -28,6 +29,7 @@ pub(crate) use self::ledger::Ledger;
 use crate::coding::{self, Coding};
 use crate::eviction::Eviction;
 use crate::gates::{Gates, GatesError};
+use crate::kv_file::ModelId;
 use crate::model::{ModelRunner, RunError};
 use crate::sampler::{OptionError, Sampler};
 use crate::segments::SegmentLists;
@@ -49,6 +51,8 @@ pub struct EngineOptions {
     pub context_len: Option<usize>,
     /// Cap on the bytes of all pages.
     pub pool_bytes: u64,
+    /// What identifies the model in KV files; without it none are written or read.
+    pub model_id: Option<ModelId>,
 }
 
 /// Several sequences over one model and one pool.

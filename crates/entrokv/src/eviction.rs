@@ -13,6 +13,7 @@
 //! Only global layers are ever scored or freed; window layers look after themselves.
 
 mod query_sums;
+mod saved;
 mod two_way_sums;
 mod units;
 
@@ -30,6 +31,7 @@ use entrokv_kernels::codes::KeyConstants;
 use entrokv_kernels::compute::Compute;
 use entrokv_kernels::rope::RopeLayout;
 use entrokv_kernels::threads::Threads;
+use serde::{Deserialize, Serialize};
 
 use crate::config::ModelConfig;
 use crate::gates::{GateInput, GateScores, Gates, HeadGates};
@@ -44,7 +46,8 @@ use self::two_way_sums::{Blocks, TwoWaySums};
 use self::units::Units;
 
 /// What eviction did to a sequence so far.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct EvictionReport {
     /// Pages freed.
     pub pages_evicted: u64,

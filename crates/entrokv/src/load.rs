@@ -15,6 +15,7 @@ use crate::chat_template::{ChatTemplate, TemplateError};
 use crate::config::{ConfigError, ModelConfig};
 use crate::engine::{Engine, EngineOptions};
 use crate::gguf::{Gguf, GgufError};
+use crate::kv_file::ModelId;
 use crate::model::Decoder;
 use crate::store::Store;
 use crate::tokenizer::{Tokenizer, TokenizerError};
@@ -41,8 +42,20 @@ pub struct ModelOptions {
     pub pool_bytes: Option<u64>,
     /// Pre-tokenizer to use instead of the one the file names.
     pub pre_tokenizer: Option<String>,
+    /// Whether the model is identified, which KV files need.
+    pub identity: Identity,
     /// Raised to stop a forward pass between layers.
     pub interrupt: Arc<AtomicBool>,
+}
+
+/// Whether a model is identified when it is opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Identity {
+    /// It is not: sequences can be neither saved nor loaded.
+    #[default]
+    Unknown,
+    /// It is, by [`ModelId::of`], which reads all weights once more.
+    Hashed,
 }
 
 impl Default for ModelOptions {
@@ -58,6 +71,7 @@ impl Default for ModelOptions {
             context_len: None,
             pool_bytes: None,
             pre_tokenizer: None,
+            identity: Identity::Unknown,
             interrupt: Arc::new(AtomicBool::new(false)),
         }
     }
@@ -134,6 +148,10 @@ impl Model {
             chunk_size: options.chunk_size,
             context_len: options.context_len,
             pool_bytes: pool_bytes(options, &config, &shape),
+            model_id: match options.identity {
+                Identity::Unknown => None,
+                Identity::Hashed => Some(ModelId::of(gguf)),
+            },
         };
         let engine = Engine::new(Box::new(runner), shape, Some(Arc::clone(&tokenizer)), engine_options);
         Ok(Self { engine, tokenizer, chat_template, config })

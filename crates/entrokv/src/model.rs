@@ -159,6 +159,10 @@ pub trait ModelRunner {
     fn load_gates(&self, tap: GateTap, file: Option<&Path>) -> Result<Gates, GatesError>;
     /// Writes the keys of pages of global layers, rotated further.
     fn turn_keys(&mut self, pages: &[TurnedPage]);
+    /// Appends the bytes of a page to `out`, its slots from `len` on being zeros.
+    fn page_bytes(&self, page: &PagePlace, len: usize, out: &mut Vec<u8>);
+    /// Makes `bytes` those of a page, which is as long.
+    fn set_page_bytes(&mut self, page: &PagePlace, bytes: &[u8]);
     /// Gives whole OS pages of the byte store back; `ranges` hold no live frame.
     fn reclaim(&mut self, ranges: &[Range<u64>]);
 }
@@ -477,6 +481,14 @@ impl ModelRunner for Decoder {
             rope(compute, &mut keys, config.head_dim, &angles, config.rope.layout);
             store.write_keys(&page.place, &keys);
         }
+    }
+
+    fn page_bytes(&self, page: &PagePlace, len: usize, out: &mut Vec<u8>) {
+        self.store.page_bytes(page, len, out);
+    }
+
+    fn set_page_bytes(&mut self, page: &PagePlace, bytes: &[u8]) {
+        self.store.set_page_bytes(page, bytes);
     }
 
     fn reclaim(&mut self, ranges: &[Range<u64>]) {

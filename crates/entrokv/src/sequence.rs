@@ -179,6 +179,23 @@ pub(crate) struct Turn {
     pub timing: Timing,
 }
 
+impl Turn {
+    /// A turn whose prompt ended at `prompt_end`, and which has finished: its sequence waits for the next one.
+    pub(crate) fn resting(prompt_end: usize, eviction: Option<Eviction>) -> Self {
+        Self {
+            prompt_end,
+            length_limit: prompt_end,
+            end_tokens: EndTokens::Stop,
+            sampler: Sampler::new(SamplingOptions::greedy()).expect("greedy options are in range"),
+            text: None,
+            forced: None,
+            eviction,
+            finished: Some(FinishReason::Stop),
+            timing: Timing::default(),
+        }
+    }
+}
+
 impl Sequence {
     /// Tokens whose keys and values are still to be computed, at most `limit`; empty when there is nothing to do.
     pub(crate) fn pending(&self, limit: usize) -> &[u32] {

@@ -3,6 +3,8 @@
 //! The pool decides which byte ranges live; this file only reads and writes them, and hands what the pool reclaimed back
 //! to the operating system. The layout inside a page is the kernels' business.
 
+mod file_pages;
+
 use std::io;
 use std::ops::Range;
 

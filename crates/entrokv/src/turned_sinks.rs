@@ -75,6 +75,11 @@ impl TurnedSinks {
         }
     }
 
+    /// Whether nothing has been turned.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.groups.is_empty()
+    }
+
     /// Bytes of the keys kept.
     pub(crate) fn state_bytes(&self) -> u64 {
         let entry = size_of::<(KvGroup, FirstKeys)>();

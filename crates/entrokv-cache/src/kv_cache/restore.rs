@@ -5,7 +5,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use crate::kv_cache::KvCache;
-use crate::kv_cache::table::{ResidentPage, Table};
+use crate::kv_cache::table::Table;
 use crate::page::PageIndex;
 use crate::page_kind::{KindShapeError, PageKind};
 use crate::pool::{PagePool, PoolExhausted};
@@ -230,7 +230,7 @@ mod tests {
 
     use super::*;
     use crate::encoding::Encoding;
-    use crate::kv_cache::PageFate;
+    use crate::kv_cache::{PageFate, ResidentPage};
 
     const CODED: PageKind = PageKind::of(Encoding::Q8_0);
 
@@ -365,7 +365,7 @@ mod tests {
             (
                 |tables| {
                     tables[3]
-                        .insert(0, PageRecord { index: PageIndex(4), kind: PageKind::F16, len: 16, positions: None })
+                        .insert(0, PageRecord { index: PageIndex(4), kind: PageKind::F16, len: 16, positions: None });
                 },
                 "layer 1, KV head 1: 3 pages where the 2 from page 5 on must be",
             ),

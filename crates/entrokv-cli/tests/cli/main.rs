@@ -11,6 +11,7 @@ mod help;
 #[cfg(unix)]
 mod interrupts;
 mod json_shapes;
+mod kv_files;
 mod program;
 mod prompts;
 #[cfg(unix)]

@@ -28,6 +28,16 @@ impl QueryMoments {
         Self { shape: Arc::clone(shape), positions, sums: vec![0.0; len], pending: Vec::new() }
     }
 
+    /// The sums of whole steps; empty once they have served.
+    pub(super) fn squares(&self) -> &[f64] {
+        &self.sums
+    }
+
+    /// Goes on from the sums of another sequence, as many as there are groups and channels, or none.
+    pub(super) fn resume(&mut self, squares: Vec<f64>) {
+        self.sums = squares;
+    }
+
     /// Begins a step over `rows` (absolute positions).
     pub(crate) fn begin(&mut self, rows: &Range<usize>) {
         self.pending.clear();

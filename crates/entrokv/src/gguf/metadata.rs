@@ -67,6 +67,12 @@ impl Metadata {
         self.entries.iter().filter_map(|entry| Some((&*entry.key, self.value(entry)?)))
     }
 
+    /// Keys, types and values as the file encodes them, sorted by key.
+    pub(crate) fn encoded(&self) -> impl Iterator<Item = (&str, ValueType, &[u8])> {
+        let entries = self.by_key.iter().map(|&index| &self.entries[index]);
+        entries.map(|entry| (&*entry.key, entry.value_type, &self.bytes[entry.value.clone()]))
+    }
+
     /// The value of a key, of whatever type it is.
     pub fn get(&self, key: &str) -> Option<Value<'_>> {
         let at = self.by_key.binary_search_by(|&i| (*self.entries[i].key).cmp(key)).ok()?;

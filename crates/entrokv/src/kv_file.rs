@@ -1,0 +1,73 @@
+//! KV files: one sequence with its cache, on disk, so that a text is read once and asked about later.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use entrokv::kv_file::{LoadOptions, PendingFile};
+//! use entrokv::{Identity, Model, ModelOptions, Request};
+//!
+//! let options = ModelOptions { identity: Identity::Hashed, ..ModelOptions::default() };
+//! let mut model = Model::open("model.gguf".as_ref(), &options, &mut |_| ())?;
+//! let id = model.engine.submit(Request::greedy(vec![1, 2, 3], 10))?;
+//! model.engine.finish(id, &mut |_| ())?;
+//! let mut file = PendingFile::create("book.kv".as_ref())?;
+//! model.engine.save_sequence(id, &Default::default(), &mut file)?;
+//! file.commit()?;
+//!
+//! let mut file = std::fs::File::open("book.kv")?;
+//! let loaded = model.engine.load_sequence(&mut file, &LoadOptions::default())?;
+//! model.engine.extend(loaded.id, Request::greedy(vec![4, 5], 10))?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! A file is what a sequence at rest consists of: its tokens, its block tables, the bytes of its pages, what its codes are
+//! relative to, and under which cap it lived. A policy's scores are not in it, for every turn of a sequence makes them anew.
+//! The container is safetensors; `docs/kv-files.md` has the format to the byte. Invariants, each a test of that name:
+//! * `loading_goes_on_as_if_never_saved`: the same tokens and the same bits, evicted, coded, windowed or plain.
+//! * `a_file_that_is_not_whole_is_refused_and_changes_nothing`: one line, and the pool is as before.
+//! * `equal_sequences_give_equal_files`, and what other sequences left in a frame is in none.
+
+mod checksum;
+mod contents;
+mod error;
+mod header;
+mod model_id;
+mod pending_file;
+mod reader;
+mod writer;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use entrokv_cache::EvictionPolicy;
+
+pub use self::error::{KvFileError, SaveError};
+pub use self::model_id::{ModelId, ModelIdError};
+pub use self::pending_file::PendingFile;
+use crate::sequence::{EvictionOptions, SequenceId};
+
+pub(crate) use self::contents::Contents;
+pub(crate) use self::header::{FORMAT_VERSION, Header, SavedCap, SavedModel};
+pub(crate) use self::reader::KvFileReader;
+pub(crate) use self::writer::write;
+
+/// What whoever saves a sequence notes beside it, for whoever loads it: the engine does not look at it.
+pub type Notes = BTreeMap<String, String>;
+
+/// What is asked of a file beyond that it fits the engine.
+#[derive(Clone, Debug, Default)]
+pub struct LoadOptions {
+    /// Refuses a sequence that lived under another policy than this; `None` takes any.
+    pub policy: Option<Arc<dyn EvictionPolicy>>,
+}
+
+/// A sequence that came from a file: it has finished and waits for a further prompt.
+#[derive(Clone)]
+pub struct LoadedSequence {
+    /// Its name in this engine.
+    pub id: SequenceId,
+    /// The cap it lived under, which its next turn should name again: a request without one is not capped.
+    pub eviction: Option<EvictionOptions>,
+    /// What was noted beside it.
+    pub notes: Notes,
+}
