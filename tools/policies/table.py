@@ -18,7 +18,7 @@ import subprocess
 import sys
 
 HEAD = [
-    "policy", "budget", "held", "metadata", "policy state", "peak", "less resident", "less in the ledger",
+    "policy", "budget", "held", "metadata KiB", "policy state KiB", "peak", "less resident", "less in the ledger",
     "observe + evict ms", "prefill ms",
 ]
 
@@ -57,8 +57,8 @@ def cells(row, full):
         resident = full["rss_bytes"] - row["rss_bytes"]
     return [
         f"{mib(row['kv_bytes_held'])} of {mib(row['kv_bytes_budget'])}",
-        mib(row["kv_bytes_metadata"]),
-        mib(row["kv_bytes_policy_state"]),
+        f"{row['kv_bytes_metadata'] / 2**10:.1f}",
+        f"{row['kv_bytes_policy_state'] / 2**10:.1f}",
         mib(row["kv_bytes_peak"]),
         mib(resident),
         mib(ledger(full) - ledger(row)),
@@ -94,7 +94,7 @@ def main():
     policies = args.policy or [entry["name"] for entry in listed if not entry["requires_file"]]
     every = [{"policy": "none", "budget": None} | full]
     print(f"{report['model']} on {report['cpu']}, {report['isa']}, {report['threads']} threads, {report['cache_type']} cache; ", end="")
-    print(f"{args.tokens} tokens read, {args.generate} generated; MiB\n")
+    print(f"{args.tokens} tokens read, {args.generate} generated; MiB where no other unit is said\n")
     print(f"| {' | '.join(HEAD)} |")
     print(f"|{'---|' * len(HEAD)}")
     print(f"| none | 100% | {' | '.join(cells(full, full))} |", flush=True)
