@@ -33,7 +33,7 @@ impl PendingFile {
         let mut builder = Builder::new();
         builder.prefix(&prefix).suffix(".new");
         permit(&mut builder);
-        let file = builder.tempfile_in(folder).map_err(|error| cause(&error).unwrap_or(error))?;
+        let file = builder.tempfile_in(folder).map_err(cause)?;
         Ok(Self { path: path.to_owned(), file: BufWriter::with_capacity(BUFFER_BYTES, file) })
     }
 
@@ -76,10 +76,13 @@ fn sync_folder(path: &Path) -> io::Result<()> {
     }
 }
 
-/// The system's reason alone: the temporary name in the library's message says nothing to anybody.
-fn cause(error: &io::Error) -> Option<io::Error> {
-    let inner = error.get_ref()?.source()?.downcast_ref::<io::Error>()?;
-    inner.raw_os_error().map(io::Error::from_raw_os_error)
+/// The system's reason alone: the temporary name in the library's message says nothing to anybody, and the reason is no source
+/// of its error.
+fn cause(error: io::Error) -> io::Error {
+    match error.to_string().split_once(" at path ") {
+        Some((reason, _)) => io::Error::new(error.kind(), reason),
+        None => error,
+    }
 }
 
 #[cfg(test)]
