@@ -3,8 +3,8 @@
 /// The gate whose scores a policy reads.
 ///
 /// A gate looks at what the model feeds a layer (or makes of it) and gives every token of every KV head one number, once, when
-/// the token is read; some give one to the whole head. Whoever runs the model computes it, for its sizes are the model's; what is kept is the number alone, and a
-/// policy finds it in [`ResidentTokens::gates`](crate::ResidentTokens::gates).
+/// the token is read; some give one to the whole head. Whoever runs the model computes it, for its sizes are the model's; what is
+/// kept is the number alone, and a policy finds it in [`ResidentTokens::gates`](crate::ResidentTokens::gates).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum GateTap {
     /// None.
