@@ -42,7 +42,7 @@ pub(crate) struct PerplexityArgs {
     #[arg(long, env = "ENTROKV_COMPARE", value_name = "TYPE", value_parser = parse_kind)]
     compare: Option<PageKind>,
     /// Take the first N tokens for a prompt and score the rest as its answer, under --kv-budget and with the full cache
-    #[arg(long, env = "ENTROKV_PROMPT_TOKENS", value_name = "N", requires = "kv_budget", conflicts_with_all = ["compare", "generate"])]
+    #[arg(long, env = "ENTROKV_SCORED_PROMPT", value_name = "N", requires = "kv_budget", conflicts_with_all = ["compare", "generate"])]
     prompt_tokens: Option<NonZeroUsize>,
     #[command(flatten)]
     model: ModelArgs,
