@@ -69,7 +69,7 @@ pub(crate) fn run(args: &ChatArgs, cache: &CacheDir) -> Result<(), Failure> {
     } else if args.system.is_some() {
         return Err(Failure::Usage("--system begins a conversation, and --kv-load goes on with one".into()));
     }
-    args.kv_file.check()?;
+    args.kv_file.check(&args.eviction)?;
     let mut model = args.model.run.identified(&args.model.path(cache)?, args.kv_file.identity())?;
     if model.chat_template.is_none() {
         let why = format!("{} has no chat template; use `entrokv generate`", model.config.name);

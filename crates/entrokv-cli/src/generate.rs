@@ -70,7 +70,7 @@ pub(crate) fn run(args: &GenerateArgs, cache: &CacheDir) -> Result<(), Failure> 
     } else if args.system.is_some() {
         return Err(Failure::Usage("--system begins a conversation, and --kv-load goes on with one".into()));
     }
-    args.kv_file.check()?;
+    args.kv_file.check(&args.eviction)?;
     let path = args.model.path(cache)?;
     let prompt = read_prompt(args)?;
     let start = Instant::now();

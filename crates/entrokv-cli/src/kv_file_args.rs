@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Args;
-use entrokv::kv_file::{Notes, PendingFile};
+use entrokv::kv_file::{self, Notes, PendingFile};
 use entrokv::{Engine, EvictionOptions, Identity, SequenceId};
 
 use crate::failure::Failure;
@@ -38,11 +38,14 @@ pub(crate) struct Loaded {
 
 impl KvFileArgs {
     /// Whether both files can be what they are asked to be, as far as can be told before anything is read.
-    pub(crate) fn check(&self) -> Result<(), Failure> {
+    pub(crate) fn check(&self, eviction: &EvictionArgs) -> Result<(), Failure> {
         if let Some(path) = &self.kv_load {
             open(path)?;
         }
         if let Some(path) = &self.kv_save {
+            if let Some(policy) = eviction.load_options()?.policy {
+                kv_file::check_policy(&*policy)?;
+            }
             PendingFile::create(path).map_err(|error| Failure::while_doing(path.display(), error))?;
         }
         Ok(())

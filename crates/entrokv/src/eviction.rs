@@ -205,6 +205,11 @@ impl Eviction {
         }
     }
 
+    /// What decides which pages stay.
+    pub(crate) fn policy(&self) -> &dyn EvictionPolicy {
+        &*self.policy
+    }
+
     /// Whether what `gates` say of every token that the sequence holds is known.
     pub(crate) fn knows(&self, gates: &Arc<Gates>) -> bool {
         self.gates.as_ref().is_some_and(|scores| scores.are_of(gates))

@@ -21,7 +21,8 @@
 //! ```
 //!
 //! A file is what a sequence at rest consists of: its tokens, its block tables, the bytes of its pages, what its codes are
-//! relative to, and under which cap it lived. A policy's scores are not in it, for every turn of a sequence makes them anew.
+//! relative to, and under which cap it lived. A policy's scores are not in it, for every turn of a sequence makes them anew;
+//! a policy that keeps more than that from turn to turn is refused ([`check_policy`]).
 //! The container is safetensors; `docs/kv-files.md` has the format to the byte. Invariants, each a test of that name:
 //! * `loading_goes_on_as_if_never_saved`: the same tokens and the same bits, evicted, coded, windowed or plain.
 //! * `a_file_that_is_not_whole_is_refused_and_changes_nothing`: one line, and the pool is as before.
@@ -39,7 +40,7 @@ mod writer;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use entrokv_cache::EvictionPolicy;
+use entrokv_cache::{EvictionPolicy, GateTap, QueryTap, Rotation, TwoWayTap};
 
 pub use self::error::{KvFileError, SaveError};
 pub use self::model_id::{ModelId, ModelIdError};
@@ -70,4 +71,25 @@ pub struct LoadedSequence {
     pub eviction: Option<EvictionOptions>,
     /// What was noted beside it.
     pub notes: Notes,
+}
+
+/// Whether a sequence that lives under `policy` can be saved: whether nothing but its cache lasts from turn to turn.
+///
+/// # Errors
+/// [`SaveError::PolicyState`] for a policy that keeps what gates said of tokens or heads, sums over queries or over attention
+/// that looks both ways, or keys as they were before they were turned.
+pub fn check_policy(policy: &dyn EvictionPolicy) -> Result<(), SaveError> {
+    let needs = policy.needs();
+    let keeps = if needs.gate != GateTap::None {
+        "what its gates said"
+    } else if needs.queries != QueryTap::None {
+        "sums over queries"
+    } else if needs.two_way != TwoWayTap::None {
+        "sums over attention"
+    } else if policy.rotation() == Rotation::Slot {
+        "keys of sinks"
+    } else {
+        return Ok(());
+    };
+    Err(SaveError::PolicyState { policy: policy.to_string(), keeps })
 }

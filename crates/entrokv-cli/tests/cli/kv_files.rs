@@ -76,10 +76,15 @@ fn files_that_cannot_be_loaded_or_saved_are_told_at_once() {
     let folder = bench.path("");
     let missing = bench.path("no/such/b.kv");
     let (file, folder, missing) = (text(&file), text(&folder), text(&missing));
-    let cases: [(&[&str], i32, &str); 11] = [
+    let cases: [(&[&str], i32, &str); 12] = [
         (&["--kv-load", missing], 1, "b.kv: No such file or directory"),
         (&["--kv-save", missing], 1, "b.kv: No such file or directory"),
         (&["--kv-save", folder], 1, "it is a folder"),
+        (
+            &["--kv-save", file, "--kv-budget", "50%", "--policy", "expected-attention"],
+            1,
+            "the policy expected-attention keeps sums over queries from turn to turn, which a KV file does not hold",
+        ),
         (&["--kv-load", text(&damaged)], 1, "damaged.kv: it is damaged: "),
         (&["--kv-load", text(&cut)], 1, "cut.kv: it is cut short: "),
         (&["--kv-load", text(&bench.model)], 1, "tiny.gguf: it is no KV file: "),

@@ -26,6 +26,9 @@ impl Engine {
         if sequence.turn.finished.is_none() {
             return Err(SaveError::Busy(id));
         }
+        if let Some(eviction) = &sequence.turn.eviction {
+            kv_file::check_policy(eviction.policy())?;
+        }
         if !sequence.turned_sinks.is_empty() {
             return Err(SaveError::TurnedSinks(id));
         }

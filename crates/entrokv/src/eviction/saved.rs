@@ -1,6 +1,7 @@
 //! The cap of a sequence at rest, on its way into a KV file and back.
 //!
 //! Scorers are not part of it: every turn of a sequence begins with fresh ones, and between turns they decide nothing.
+//! A policy that carries on more than that ([`Eviction::carry_on`]) is refused before it gets here.
 
 use std::sync::Arc;
 

@@ -20,6 +20,14 @@ pub enum SaveError {
     /// An answer under way: its policy has seen rows that no file keeps.
     #[error("sequence {0} is still answering; cancel it or let it finish before it is saved")]
     Busy(SequenceId),
+    /// A policy whose next turn would go on with more than the cache.
+    #[error("the policy {policy} keeps {keeps} from turn to turn, which a KV file does not hold")]
+    PolicyState {
+        /// The policy.
+        policy: String,
+        /// What it keeps.
+        keeps: &'static str,
+    },
     /// The model was opened without [`Identity::Hashed`](crate::Identity::Hashed).
     #[error("the model was opened without its identity (Identity::Hashed), which a KV file must name")]
     NoModelId,

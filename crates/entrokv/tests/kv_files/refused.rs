@@ -284,6 +284,31 @@ impl Write for Full {
 }
 
 #[test]
+fn policies_that_keep_more_than_the_cache_are_refused() {
+    let gguf = tiny(|_| ());
+    for (policy, keeps) in [
+        ("expected-attention", "sums over queries"),
+        ("compactor", "sums over attention"),
+        ("streaming-llm:rerotate=true", "keys of sinks"),
+    ] {
+        let (mut engine, _) = recorded(&gguf, &options());
+        let id = engine.submit(request(1, 120, 10, Some(("50%", policy)))).unwrap();
+        engine.finish(id, &mut |_| ()).unwrap();
+        let message =
+            |engine: &Engine| engine.save_sequence(id, &Notes::new(), &mut Vec::new()).unwrap_err().to_string();
+        let expected = format!("the policy {policy} keeps {keeps} from turn to turn, which a KV file does not hold");
+        assert_eq!(message(&engine), expected);
+        // A turn of another policy forgets the sums; turned sinks stay turned.
+        engine.extend(id, request(2, 5, 5, Some(("50%", "knorm")))).unwrap();
+        engine.finish(id, &mut |_| ()).unwrap();
+        match keeps {
+            "keys of sinks" => assert!(message(&engine).starts_with("sequence 0 has turned its sinks")),
+            _ => assert!(!saved(&engine, id).is_empty()),
+        }
+    }
+}
+
+#[test]
 fn what_cannot_be_saved_says_why() {
     let (mut engine, id, file) = engine(&tiny(|_| ()), &options(), None);
     for room in [0, 5, 2000, file.len() - 17, file.len() - 1] {
