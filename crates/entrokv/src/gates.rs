@@ -1,7 +1,7 @@
 //! Gates: learned maps that say of every token, from what the model feeds a layer, whether it will be needed.
 //!
 //! A gate has the model's width, so it is here and not with the policies: those see one number a token and KV head, which is
-//! computed once, when the token is read, and is all that is kept ([`GateScores`]). A number depends on its token's input alone:
+//! computed once, when the token is read, and is all that is kept (`GateScores`). A number depends on its token's input alone:
 //! the same bits whatever the batch, the chunk and the threads.
 //!
 //! Files are of the safetensors format, with the tensors that the published modules have (`docs/policies.md`, "Gates"). Layers of
