@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use entrokv::gguf::Gguf;
 use entrokv::kv_file::Notes;
-use entrokv::{Engine, Identity, KvReport, LoadOptions, ModelOptions, Request, SequenceId, SpecialTokens};
+use entrokv::{Engine, Identity, KvBytes, KvReport, LoadOptions, ModelOptions, Request, SequenceId, SpecialTokens};
 use safetensors::SafeTensors;
 
 use crate::recorder::{Rows, recorded};
@@ -231,6 +231,9 @@ fn a_real_model_answers_from_a_file() {
         other.engine.extend(loaded.id, question).unwrap();
         let answer = other.engine.finish(loaded.id, &mut |_| ()).unwrap();
         assert_eq!((answer.tokens, answer.text), (expected.tokens, expected.text), "{kind}, {cap:?}");
-        assert_eq!(KvReport { bytes_metadata: 0, ..answer.kv }, KvReport { bytes_metadata: 0, ..expected.kv });
+        // The peaks are those of what ran here, and what was loaded never held the whole text.
+        assert!(answer.kv.peak.held <= expected.kv.peak.held, "{kind}, {cap:?}");
+        let without_history = |kv: KvReport| KvReport { bytes_metadata: 0, peak: KvBytes::default(), ..kv };
+        assert_eq!(without_history(answer.kv), without_history(expected.kv), "{kind}, {cap:?}");
     }
 }
