@@ -43,7 +43,7 @@ impl<'a> AttentionRows<'a> {
     pub fn num_seen(&self, row: usize) -> usize {
         match self.source {
             RowSource::Prompt => self.positions.len() + row + 1 - self.num_rows(),
-            RowSource::Step | RowSource::ColumnSums { .. } => self.positions.len(),
+            RowSource::Step | RowSource::ColumnSums { .. } | RowSource::Reconstruction => self.positions.len(),
         }
     }
 
@@ -67,6 +67,20 @@ pub enum RowSource {
         /// How many query rows were summed.
         num_rows: usize,
     },
+    /// The largest masses that queries of a [`Reconstruction`] give the tokens of one of its chunks: a row for all of its
+    /// queries, or several. Chunks arrive in ascending order.
+    Reconstruction,
+}
+
+/// A pass that has the model repeat a prompt that it has read, before anything is evicted, and is forgotten again: what its
+/// queries look for is what reconstructs the text (KVzip, Kim et al. 2025, section 3).
+///
+/// The prompt comes in chunks, each behind the whole cache. A query's masses are a softmax over the sinks, the tokens of its
+/// chunk and the tokens of the pass up to its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reconstruction {
+    /// Tokens repeated at a time.
+    pub chunk: usize,
 }
 
 /// Which prompt rows a policy reads.
@@ -100,6 +114,8 @@ pub struct Taps {
     pub output: OutputTap,
     /// What it reads of attention that looks both ways.
     pub two_way: TwoWayTap,
+    /// The pass that is made after the prompt for the sake of its masses, if any.
+    pub reconstruction: Option<Reconstruction>,
 }
 
 impl Taps {
@@ -114,6 +130,7 @@ impl Taps {
             queries: QueryTap::None,
             output: OutputTap::None,
             two_way: TwoWayTap::None,
+            reconstruction: None,
         }
     }
 
@@ -133,6 +150,7 @@ impl Taps {
             RowTap::Accumulated => Some("column sums"),
         };
         let steps = self.step_rows.then_some("step rows");
+        let reconstruction = self.reconstruction.map(|_| "a reconstruction");
         let tokens = match self.tokens {
             TokenTap::None => None,
             TokenTap::Keys => Some("keys"),
@@ -157,7 +175,7 @@ impl Taps {
             TwoWayTap::Sums { .. } => Some("two-way sums"),
         };
         std::iter::once("positions")
-            .chain([rows, steps, tokens, gate, queries, output, two_way].into_iter().flatten())
+            .chain([rows, steps, reconstruction, tokens, gate, queries, output, two_way].into_iter().flatten())
             .collect()
     }
 }

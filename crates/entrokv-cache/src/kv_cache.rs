@@ -13,6 +13,7 @@
 //! * `a_refused_fate_changes_nothing`, a plan the pool has no room for included.
 //! * `tokens_that_stay_move_together`, keep their order and positions, and free every page they do not fill.
 //! * `a_recoded_page_moves_to_a_frame_of_its_size`, and the old frame is free once its bytes have been read.
+//! * `truncating_undoes_growing`, to the byte.
 //! * `window_layers_keep_what_the_next_query_sees`, and no policy touches them.
 //! * `footprint_is_what_the_frames_hold`.
 //! * `releasing_returns_every_frame`.
@@ -158,6 +159,27 @@ impl KvCache {
         }
         self.logical_len = len;
         Ok(())
+    }
+
+    /// Forgets every token from position `len` on and frees the pages that held no others: the sequence is as it was when it
+    /// had `len` tokens, but for what has been evicted since. Does nothing to a sequence that is no longer than that.
+    ///
+    /// # Panics
+    /// In debug builds, if the page that would be open again has been encoded or evicted: a token could not be written to it.
+    pub fn truncate(&mut self, pool: &mut PagePool, len: usize) {
+        if len >= self.logical_len {
+            return;
+        }
+        for table in &mut self.tables {
+            table.truncate(pool, len, self.shape.page_size);
+        }
+        self.logical_len = len;
+        debug_assert!(
+            self.open_page().is_none_or(|open| self.tables.iter().all(|table| {
+                table.pages().last().is_some_and(|page| page.index == open && page.kind == self.kind)
+            })),
+            "the open page must be there to be written to"
+        );
     }
 
     /// Gives each page `group` holds its fate, in the order of [`KvCache::table`].

@@ -15,8 +15,8 @@ use crate::page_entro_kv::PageEntroKv;
 use crate::pins::Pins;
 use crate::policies::{
     AdaKv, Compactor, CriticalKv, Cur, Dms, DuoAttention, ExpectedAttention, FastGen, FastKvzip, H2o, KNorm, KeyDiff,
-    KvCompress, Kvzap, LagKv, ObservedAttention, PagedEviction, PyramidKv, RKv, Random, RocketKv, Scissorhands, SnapKv,
-    StreamingLlm, Tova,
+    KvCompress, Kvzap, Kvzip, LagKv, ObservedAttention, PagedEviction, PyramidKv, RKv, Random, RocketKv, Scissorhands,
+    SnapKv, StreamingLlm, Tova,
 };
 use crate::pooled_pages::PooledPages;
 use crate::resident_tokens::ResidentTokens;
@@ -218,6 +218,7 @@ pub const POLICIES: &[PolicyEntry] = &[
     entry(KNorm::NAME, "Devoto et al. 2024", KNorm::parse),
     entry(KvCompress::NAME, "KV-Compress, Rehg 2024", KvCompress::parse),
     gated(Kvzap::NAME, "KVzap, Jegou and Jeblick 2026", Kvzap::parse),
+    entry(Kvzip::NAME, "KVzip, Kim et al. 2025", Kvzip::parse),
     entry(LagKv::NAME, "LagKV, Liang et al. 2025", LagKv::parse),
     entry(ObservedAttention::NAME, "the average form of H2O in kvpress", ObservedAttention::parse),
     entry(PagedEviction::NAME, "PagedEviction, Chitty-Venkata et al. 2025", PagedEviction::parse),

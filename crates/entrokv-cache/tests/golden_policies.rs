@@ -5,7 +5,10 @@
 #[path = "golden/layer.rs"]
 mod golden_layer;
 
-use entrokv_cache::{StreamingHeads, parse_policy, select_pages};
+use entrokv_cache::{
+    AttentionRows, CacheShape, GroupUnits, LayerKind, PageSpan, ResidentTokens, RowSource, StreamingHeads,
+    parse_policy, select_pages,
+};
 use golden_layer::{GoldenLayer, floats, golden, indices};
 use serde_json::Value;
 
@@ -238,6 +241,74 @@ fn query_heads_are_pooled_as_by_the_reference() {
             let got = scores(&text);
             assert_close(&got, &expected, &text);
             assert_kept(&got, &expected, kept, &text);
+        }
+    }
+}
+
+/// The rows of a reconstruction, given, of two layers; the largest of them over queries and heads; what stays of all layers and
+/// heads together.
+#[test]
+fn reconstruction_scores_and_what_stays_of_all_heads_are_those_of_the_reference() {
+    let file = golden("kvzip");
+    let rows: Vec<Vec<Vec<Vec<f32>>>> = file["rows"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|layer| {
+            let head = |head: &Value| head.as_array().unwrap().iter().map(floats).collect();
+            layer.as_array().unwrap().iter().map(head).collect()
+        })
+        .collect();
+    let case = file["cases"].as_array().unwrap().iter().find(|case| case["name"] == "kvzip").unwrap();
+    let sinks = case["options"]["sinks"].as_u64().unwrap() as usize;
+    let num_kv_heads = case["scores"][0].as_array().unwrap().len();
+    let (num_layers, group_size, len) = (rows.len(), rows[0].len() / num_kv_heads, rows[0][0][0].len());
+    let shape = CacheShape::new(vec![LayerKind::Global; num_layers], num_kv_heads, group_size, 8, 1).unwrap();
+    let policy = parse_policy("kvzip").unwrap();
+    assert_eq!(policy.pins().sink_tokens, sinks);
+    let positions: Vec<u32> = (0..len as u32).collect();
+    let pages: Vec<PageSpan> = positions.iter().map(|&first_position| PageSpan { first_position, len: 1 }).collect();
+    let mut scores = Vec::new();
+    for group in shape.groups() {
+        let heads = group.kv_head as usize * group_size..(group.kv_head as usize + 1) * group_size;
+        let of_group = &rows[group.layer as usize][heads];
+        let mut scorer = policy.scorer(&shape, group);
+        // Queries one after the other, the text in two chunks.
+        for columns in [0..len / 2, len / 2..len] {
+            for query in 0..of_group[0].len() {
+                let masses: Vec<f32> = of_group.iter().flat_map(|head| head[query][columns.clone()].to_vec()).collect();
+                let (source, positions) = (RowSource::Reconstruction, &positions[columns.clone()]);
+                scorer.observe(AttentionRows { source, group_size, positions, rows: &masses });
+            }
+        }
+        scorer.end_prompt();
+        let tokens = ResidentTokens { positions: &positions, ..ResidentTokens::default() };
+        let mut of_group = Vec::new();
+        scorer.score(&pages, tokens, &mut of_group);
+        scores.push(of_group);
+    }
+    let optional = |row: &Value| row.as_array().unwrap().iter().map(|x| x.as_f64().map(|x| x as f32)).collect();
+    let expected: Vec<Vec<Option<f32>>> =
+        case["scores"].as_array().unwrap().iter().flat_map(|layer| layer.as_array().unwrap()).map(optional).collect();
+    assert_close(&scores, &expected, "kvzip");
+
+    let pinned: Vec<usize> = (0..sinks).collect();
+    let units: Vec<GroupUnits<'_>> =
+        scores.iter().map(|scores| GroupUnits { scores, pinned: &pinned, least: sinks }).collect();
+    let total = scores.len() * len;
+    for kept in case["kept"].as_array().unwrap() {
+        let evicted = (kept["evicted_fraction"].as_f64().unwrap() * total as f64) as usize;
+        assert!((total - evicted).is_multiple_of(scores.len()), "a budget is alike for all groups");
+        let counts = policy.allotment().counts(&units, num_kv_heads, (total - evicted) / scores.len());
+        let expected: Vec<Vec<usize>> = kept["global"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .flat_map(|layer| layer.as_array().unwrap())
+            .map(|head| head.as_array().unwrap().iter().map(|x| x.as_u64().unwrap() as usize).collect())
+            .collect();
+        for ((scores, count), expected) in scores.iter().zip(counts).zip(expected) {
+            assert_eq!(select_pages(scores, count, &pinned).as_slice(), expected, "{evicted} of {total} evicted");
         }
     }
 }

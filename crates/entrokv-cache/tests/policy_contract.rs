@@ -18,7 +18,7 @@ const FORM: AttentionForm<'_> =
 const PAGE_SIZES: [usize; 5] = [1, 8, 16, 32, 256];
 
 /// Options beside the defaults that change what is scored.
-const MORE: [&str; 27] = [
+const MORE: [&str; 28] = [
     "compactor:parts=leverage,sketch=3,seed=5",
     "compactor:parts=non-causal",
     "critical-kv:inner=expected-attention,epsilon=0.01",
@@ -46,6 +46,7 @@ const MORE: [&str; 27] = [
     "fast-kvzip:gates=gates,window=20",
     "kvzap:gates=gates,tau=0.3,window=9",
     "dms:gates=gates,window=5,scale=10",
+    "kvzip:allot=uniform,block=sum",
 ];
 
 fn policies() -> Vec<(String, Box<dyn EvictionPolicy>)> {
@@ -162,7 +163,20 @@ impl Sequence {
             }
             None => {}
         }
+        if policy.needs().reconstruction.is_some() {
+            // Columns of one row, in as many pieces.
+            let row = self.row(len as u32, &positions);
+            for columns in positions.chunks(piece.max(4)) {
+                let masses = row.chunks(len).flat_map(|head| columns.iter().map(|&at| head[at as usize]));
+                self.reconstruct(scorer, columns, &masses.collect::<Vec<_>>());
+            }
+        }
         scorer.end_prompt();
+    }
+
+    fn reconstruct(self, scorer: &mut dyn PageScorer, positions: &[u32], rows: &[f32]) {
+        let source = RowSource::Reconstruction;
+        scorer.observe(AttentionRows { source, group_size: GROUP_SIZE, positions, rows });
     }
 
     /// Shows `scorer` the row of the token at `query`, over `pages`.
@@ -354,7 +368,8 @@ fn what_is_evicted_is_forgotten_and_what_stays_keeps_its_attention() {
             assert_eq!(bits(&after), bits(&expected), "{name}");
         }
         assert!(after.iter().all(|score| is_score(policy, *score)), "{name}");
-        if policy.needs().prompt != RowTap::None && pages.len() >= 6 && page_size >= 16 {
+        let reads_rows = policy.needs().prompt != RowTap::None || policy.needs().reconstruction.is_some();
+        if reads_rows && pages.len() >= 6 && page_size >= 16 {
             assert!(scorer.state_bytes() < held_before, "{name}: {} of {held_before}", scorer.state_bytes());
         }
     });
@@ -364,7 +379,7 @@ fn what_is_evicted_is_forgotten_and_what_stays_keeps_its_attention() {
 fn rows_that_are_none_are_counted_and_spoil_no_score() {
     for_each_case(|name, policy, page_size, len| {
         let needs = policy.needs();
-        if needs.prompt == RowTap::None || len < 2 {
+        if (needs.prompt == RowTap::None && needs.reconstruction.is_none()) || len < 2 {
             return;
         }
         let pages = spans(len, page_size);
@@ -375,7 +390,8 @@ fn rows_that_are_none_are_counted_and_spoil_no_score() {
             rows[1] = bad;
             let source = match needs.prompt {
                 RowTap::Accumulated => RowSource::ColumnSums { num_rows: 1 },
-                _ => RowSource::Prompt,
+                RowTap::None => RowSource::Reconstruction,
+                RowTap::Last | RowTap::Window(_) => RowSource::Prompt,
             };
             scorer.observe(AttentionRows { source, group_size: GROUP_SIZE, positions: &positions, rows: &rows });
             scorer.end_prompt();

@@ -110,7 +110,7 @@ fn the_mean_is_the_mean_and_the_maximum_the_maximum_whatever_the_preset() {
 fn wrong_spellings_say_what_would_be_right() {
     let refused = |text: &str| parse_policy(text).unwrap_err().to_string();
     let known = "page-entro-kv, mean-pages, max-pages, ada-kv, compactor, critical-kv, cur, dms, duo-attention, \
-                 expected-attention, fastgen, fast-kvzip, h2o, keydiff, knorm, kv-compress, kvzap, lagkv, \
+                 expected-attention, fastgen, fast-kvzip, h2o, keydiff, knorm, kv-compress, kvzap, kvzip, lagkv, \
                  observed-attention, paged-eviction, pyramid-kv, r-kv, random, rocketkv, scissorhands, snapkv, \
                  streaming-llm, tova";
     assert_eq!(refused("h3o"), format!("unknown policy `h3o`; known are {known}"));
@@ -136,6 +136,7 @@ fn wrong_spellings_say_what_would_be_right() {
             "fast-kvzip:window=2%",
             "option `window` of fast-kvzip is auto (2 % of the tokens, 4096 from 32000 on) or a number of tokens, got `2%`",
         ),
+        ("kvzip:chunk=15", "option `chunk` of kvzip is a number of tokens, 16 or more, got `15`"),
         ("streaming-llm:rerotate=yes", "option `rerotate` of streaming-llm is true or false, got `yes`"),
         (
             "critical-kv:inner=knorm",

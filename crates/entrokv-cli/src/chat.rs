@@ -267,7 +267,7 @@ impl Conversation<'_> {
         let mut reading = Some(Progress::steps("reading", read as u64));
         let completion = self.model.engine.finish(id, &mut |step| {
             match &reading {
-                Some(bar) if step.token.is_none() && step.finished.is_none() => bar.set(step.computed as u64),
+                Some(bar) if step.token.is_none() && step.finished.is_none() => bar.follow(step),
                 _ => drop(reading.take()),
             }
             // A terminal that went away ends the program at the next prompt; the answer is not worth a panic.

@@ -65,6 +65,8 @@ struct Times {
     load_s: f64,
     prefill_s: f64,
     prefill_tokens_per_s: f64,
+    /// Repeating the prompt for the policy.
+    pass_s: f64,
     decode_tokens_per_s: f64,
     observe_s: f64,
     evict_s: f64,
@@ -112,6 +114,7 @@ impl CompletionJson {
                 load_s: load.as_secs_f64(),
                 prefill_s: timing.prefill.as_secs_f64(),
                 prefill_tokens_per_s: timing.prefill_tokens_per_s(),
+                pass_s: timing.pass.as_secs_f64(),
                 decode_tokens_per_s: timing.decode_tokens_per_s(),
                 observe_s: timing.observe.as_secs_f64(),
                 evict_s: timing.evict.as_secs_f64(),

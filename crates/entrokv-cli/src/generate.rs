@@ -102,7 +102,7 @@ pub(crate) fn run(args: &GenerateArgs, cache: &CacheDir) -> Result<(), Failure> 
     let mut broken = None;
     let completion = model.engine.finish(id, &mut |step| {
         match &reading {
-            Some(bar) if step.token.is_none() && step.finished.is_none() => bar.set(step.computed as u64),
+            Some(bar) if step.token.is_none() && step.finished.is_none() => bar.follow(step),
             _ => drop(reading.take()),
         }
         if !args.json && broken.is_none() {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use entrokv::StepOutput;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 /// A bar is drawn only if its work is still going on after this long.
@@ -37,6 +38,17 @@ impl Progress {
             self.bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(10));
         }
         self.bar.set_position(position);
+    }
+
+    /// Shows how far a prompt has been read, or repeated for a policy.
+    pub(crate) fn follow(&self, step: &StepOutput) {
+        match step.pass {
+            Some(pass) => {
+                self.restart("repeating", pass.total as u64);
+                self.set(pass.done as u64);
+            }
+            None => self.set(step.computed as u64),
+        }
     }
 
     /// Changes what is being done, and how much of it there is.

@@ -23,6 +23,7 @@
 mod aligned;
 mod block;
 mod coded;
+mod maxima;
 #[cfg(test)]
 mod naive;
 mod pack;
@@ -37,9 +38,12 @@ mod work;
 
 pub use segment_list::{Segment, SegmentList};
 
+use std::ops::Range;
+
 use block::{Attend, Call, MergeKept, Scratch, SumColumns, column_items};
+use maxima::{RaiseColumns, TotalRows};
 use softmax::Sight;
-use work::{SpanWork, Unfinished, Work};
+use work::{Block, SpanWork, TapWork, Unfinished, Work};
 
 use crate::codes::KeyConstants;
 use crate::compute::Compute;
@@ -120,6 +124,21 @@ pub enum Tap {
         /// that a prompt may come in any chunks.
         out: Vec<Vec<f32>>,
     },
+    /// The largest softmax probability that any of the span's rows gives a token.
+    ColumnMaxima(Maxima),
+}
+
+/// The largest of the span's softmax probabilities of some tokens, over rows, each query head for itself. Everything is per KV
+/// head.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Maxima {
+    /// Positions of the tokens, as segments have them.
+    pub columns: Vec<Range<u32>>,
+    /// The positions that the softmax runs over, as far as a row sees them; ranges ascend and do not overlap.
+    pub among: Vec<Vec<Range<u32>>>,
+    /// `[group_size, resident tokens of the columns in segment order]`, natural logarithms: what is there is raised, so that
+    /// rows may come in any pieces; begin with minus infinity. NaN for a head with a row that is NaN.
+    pub out: Vec<Vec<f32>>,
 }
 
 impl AttentionParams {
@@ -146,7 +165,7 @@ pub struct PagedAttention {
     scratch: Vec<Scratch>,
     /// Results of the tiles of cut blocks.
     kept: Vec<f32>,
-    /// Largest score and total of every row, for column sums.
+    /// Largest score and total of every row, for column sums and maxima.
     statistics: Vec<f32>,
 }
 
@@ -167,8 +186,8 @@ impl PagedAttention {
     ///
     /// # Panics
     /// If shapes contradict each other: head counts, lengths of `q` and `out`, rows outside them or in two spans, lists of pages
-    /// of another shape, frames outside the memory, rotated keys without constants, column sums of another length than the
-    /// tokens.
+    /// of another shape, frames outside the memory, rotated keys without constants, column sums or maxima of another length
+    /// than the tokens, a softmax over positions that do not ascend.
     pub fn run(
         &mut self,
         compute: &Compute,
@@ -179,7 +198,8 @@ impl PagedAttention {
     ) {
         check(params, spans, q.len(), out.len());
         let threads = &compute.threads;
-        let sums_columns = spans.iter().any(|span| matches!(span.tap, Tap::ColumnSums { .. }));
+        let taps_columns =
+            spans.iter().any(|span| matches!(span.tap, Tap::ColumnSums { .. } | Tap::ColumnMaxima { .. }));
         let spans: Vec<SpanWork<'_>> = spans.iter_mut().map(|span| SpanWork::new(params, span)).collect();
         let work = Work::new(params, &spans, threads.num_threads());
 
@@ -189,7 +209,7 @@ impl PagedAttention {
             scratch.resize_with(num_scratch, Scratch::default);
         }
         let scratch = &mut scratch[..num_scratch];
-        let statistics = room(statistics, if sums_columns { q.len() / params.head_dim * 2 } else { 0 });
+        let statistics = room(statistics, if taps_columns { q.len() / params.head_dim * 2 } else { 0 });
         {
             let call = Call {
                 isa: compute.isa,
@@ -211,8 +231,13 @@ impl PagedAttention {
                     dispatch(compute.isa, MergeKept { call: &call, cut, scratch });
                 }
             });
+            let has_maxima = |block: &&Block| matches!(spans[block.span].tap, TapWork::ColumnMaxima(_));
+            let blocks: Vec<&Block> = work.blocks.iter().filter(has_maxima).collect();
+            threads.for_each_with(scratch, blocks.len(), |scratch, index| {
+                dispatch(compute.isa, TotalRows { call: &call, block: blocks[index], scratch });
+            });
         }
-        if sums_columns {
+        if taps_columns {
             let call = Call {
                 isa: compute.isa,
                 params,
@@ -225,7 +250,13 @@ impl PagedAttention {
             };
             let items = column_items(&call);
             threads.for_each_with(scratch, items.len(), |scratch, index| {
-                dispatch(compute.isa, SumColumns { call: &call, statistics, item: &items[index], scratch });
+                let item = &items[index];
+                match spans[work.blocks[item.blocks.start].span].tap {
+                    TapWork::ColumnMaxima(_) => {
+                        dispatch(compute.isa, RaiseColumns { call: &call, statistics, item, scratch });
+                    }
+                    _ => dispatch(compute.isa, SumColumns { call: &call, statistics, item, scratch }),
+                }
             });
         }
     }

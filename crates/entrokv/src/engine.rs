@@ -10,6 +10,7 @@
 mod kv_files;
 mod kv_report;
 mod ledger;
+mod pass;
 mod step;
 mod taps;
 
@@ -26,11 +27,14 @@ use entrokv_kernels::arena::Arena;
 pub use self::kv_report::KvReport;
 pub use self::ledger::KvBytes;
 pub(crate) use self::ledger::Ledger;
+pub use self::pass::PassProgress;
+pub(crate) use self::pass::{Pass, PassPlan, Record, tokens_at};
 use crate::coding::{self, Coding};
 use crate::eviction::Eviction;
 use crate::gates::{Gates, GatesError};
 use crate::kv_file::ModelId;
 use crate::model::{ModelRunner, RunError};
+use crate::repeat_instruction::RepeatInstruction;
 use crate::sampler::{OptionError, Sampler};
 use crate::segments::SegmentLists;
 use crate::sequence::{EvictionOptions, FinishReason, Request, Sequence, SequenceId, Timing, Turn};
@@ -53,6 +57,8 @@ pub struct EngineOptions {
     pub pool_bytes: u64,
     /// What identifies the model in KV files; without it none are written or read.
     pub model_id: Option<ModelId>,
+    /// How the model is asked to repeat a prompt, for policies that score by it.
+    pub repeat: RepeatInstruction,
 }
 
 /// Several sequences over one model and one pool.
@@ -88,6 +94,18 @@ pub enum SubmitError {
     PromptTooLong {
         /// Logical length after the prompt.
         got: usize,
+        /// Context length.
+        limit: usize,
+    },
+    /// No room in the context for a policy's pass behind the prompt.
+    #[error(
+        "the policy repeats the prompt of {got} tokens behind itself, {needed} at a time; the context holds {limit}"
+    )]
+    NoRoomToRepeat {
+        /// Logical length after the prompt.
+        got: usize,
+        /// Tokens there must be room for.
+        needed: usize,
         /// Context length.
         limit: usize,
     },
@@ -145,6 +163,8 @@ pub struct StepOutput {
     pub id: SequenceId,
     /// Tokens of the sequence whose keys and values have been computed: how far a prompt has been read.
     pub computed: usize,
+    /// How far the prompt has been repeated, while a policy has it repeated before the first token.
+    pub pass: Option<PassProgress>,
     /// The token sampled, if the prompt has been read.
     pub token: Option<u32>,
     /// Text that became certain, whole characters only.
@@ -289,6 +309,11 @@ impl Engine {
             }
             None => None,
         };
+        if let Some(needs) = request.eviction.as_ref().and_then(|eviction| eviction.policy.needs().reconstruction) {
+            let room = self.context_len - end;
+            PassPlan::new(needs, 0..end, 0, room, &self.options.repeat)
+                .map_err(|needed| SubmitError::NoRoomToRepeat { got: end, needed, limit: self.context_len })?;
+        }
         let length_limit = request.max_tokens.map_or(self.context_len, |n| self.context_len.min(end.saturating_add(n)));
         Ok(Turn {
             prompt_end: end,
@@ -298,6 +323,7 @@ impl Engine {
             text,
             forced: None,
             eviction,
+            pass: None,
             finished: None,
             timing: Timing::default(),
         })
@@ -330,9 +356,7 @@ impl Engine {
 
     /// Ends the answer of `id`; its cache stays until [`Engine::close`]. Does nothing to a finished or unknown sequence.
     pub fn cancel(&mut self, id: SequenceId) {
-        if let Some(sequence) = self.sequences.get_mut(&id) {
-            sequence.turn.finished.get_or_insert(FinishReason::Cancelled);
-        }
+        self.end(id, FinishReason::Cancelled);
     }
 
     /// Forgets a sequence and returns every page it held.
@@ -428,8 +452,16 @@ impl Engine {
     }
 
     pub(crate) fn fail(&mut self, id: SequenceId, reason: String) {
-        if let Some(sequence) = self.sequences.get_mut(&id) {
-            sequence.turn.finished.get_or_insert(FinishReason::Failed(reason));
+        self.end(id, FinishReason::Failed(reason));
+    }
+
+    /// Ends the answer of `id`, if it has not ended, and what a pass has put into its cache goes.
+    fn end(&mut self, id: SequenceId, reason: FinishReason) {
+        let Some(sequence) = self.sequences.get_mut(&id) else { return };
+        sequence.turn.finished.get_or_insert(reason);
+        if sequence.turn.pass.take().is_some() {
+            sequence.cache.truncate(&mut self.pool, sequence.computed);
+            self.reclaim();
         }
     }
 

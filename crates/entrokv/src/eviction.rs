@@ -22,9 +22,9 @@ use std::sync::Arc;
 
 use entrokv_cache::{
     Allotment, AttentionForm, AttentionRows, Budget, BudgetError, CacheShape, EvictionPolicy, Granularity, GroupUnits,
-    KvCache, KvGroup, LayerKind, LogitScale, OpenPage, OutputTap, PageCost, PageFate, PagePlace, PagePool, PageScorer,
-    Pins, QueryMoments, QueryTap, Release, ResidentTokens, ResolvedBudget, RotaryPairs, Rotation, RowSource, RowTap,
-    Schedule, Sharing, TokenTap, TwoWayTap, select_pages, select_tokens,
+    KvCache, KvGroup, LayerKind, LogitScale, OpenPage, OutputTap, PageCost, PageFate, PageKind, PagePlace, PagePool,
+    PageScorer, Pins, QueryMoments, QueryTap, Reconstruction, Release, ResidentTokens, ResolvedBudget, RotaryPairs,
+    Rotation, RowSource, RowTap, Schedule, Sharing, TokenTap, TwoWayTap, select_pages, select_tokens,
 };
 use entrokv_kernels::attention::Tap;
 use entrokv_kernels::codes::KeyConstants;
@@ -34,6 +34,7 @@ use entrokv_kernels::threads::Threads;
 use serde::{Deserialize, Serialize};
 
 use crate::config::ModelConfig;
+use crate::engine::{Record, tokens_at};
 use crate::gates::{GateInput, GateScores, Gates, HeadGates};
 use crate::model::ModelRunner;
 use crate::sequence::EvictionOptions;
@@ -88,6 +89,8 @@ pub(crate) struct Eviction {
     two_way_sums: Option<TwoWaySums>,
     /// The rows of a token generated, per KV head of a layer: what attention fills, layer after layer and step after step.
     step_rows: Vec<Vec<f32>>,
+    /// Positions before this one have been repeated by passes.
+    repeated: usize,
     /// Bytes held right after the last eviction at a prompt's end.
     held_after_prompt: Option<u64>,
     /// Most bytes that the policy's state has had when it decided about a prompt.
@@ -180,6 +183,7 @@ impl Eviction {
             groups,
             first_group,
             step_rows: Vec::new(),
+            repeated: 0,
             held_after_prompt: None,
             peak_state_bytes: 0,
             report: EvictionReport::default(),
@@ -188,8 +192,8 @@ impl Eviction {
         })
     }
 
-    /// Goes on where the last turn of the sequence ended: with its counts, with what the gates said, and with what was summed for
-    /// the same policy.
+    /// Goes on where the last turn of the sequence ended: with its counts, with what the gates said, and with what was summed, or
+    /// said by passes, for the same policy.
     pub(crate) fn carry_on(&mut self, last: &mut Self) {
         self.report = EvictionReport { budget_raised: false, ..last.report() };
         self.gates = self.gates.take().map(|gates| last.gates.take().unwrap_or(gates));
@@ -202,6 +206,13 @@ impl Eviction {
         }
         if needs.two_way == before.two_way {
             self.two_way_sums = last.two_way_sums.take();
+        }
+        if last.repeated > 0 && self.policy.to_string() == last.policy.to_string() {
+            self.repeated = last.repeated;
+            for (group, last) in self.groups.iter_mut().zip(&mut last.groups) {
+                self.report.nan_rows -= last.scorer.nan_rows();
+                std::mem::swap(&mut group.scorer, &mut last.scorer);
+            }
         }
     }
 
@@ -226,6 +237,27 @@ impl Eviction {
             let said = scores.gates().scores(compute, layer, x);
             scores.record(first, rows, &said);
         }
+    }
+
+    /// What a pass over a sequence of `len` tokens is to be: how, how many first positions its rows see, and where it begins.
+    pub(crate) fn pass_wanted(&self, len: usize) -> Option<(Reconstruction, usize, usize)> {
+        let reconstruction = self.policy.needs().reconstruction?;
+        let pins = self.policy.pins();
+        let resolved = self.budget.resolve(&self.shape, PageKind::F16, len, &pins);
+        // Where nothing is ever evicted nobody asks for scores.
+        let evicts = !resolved.is_ok_and(|resolved| resolved.unlimited);
+        evicts.then_some((reconstruction, pins.sink_tokens, self.repeated))
+    }
+
+    /// Shows the policy what a pass has recorded of a chunk.
+    pub(crate) fn observe_pass(&mut self, cache: &KvCache, record: &Record) {
+        let (columns, group_size) = (record.columns(), self.shape.group_size);
+        for group in &mut self.groups {
+            let positions: Vec<u32> = tokens_at(cache, group.group, &columns).map(|(position, _)| position).collect();
+            let (source, positions, rows) = (RowSource::Reconstruction, &positions, &record.masses(group.group));
+            group.scorer.observe(AttentionRows { source, group_size, positions, rows });
+        }
+        self.repeated = columns.end as usize;
     }
 
     /// Whether the policy is shown rows or queries while a prompt is read, or while decoding, so that no such step may run twice.
@@ -335,6 +367,7 @@ impl Eviction {
                     group.column_sums = sums;
                 }
             }
+            Tap::ColumnMaxima(_) => unreachable!("a pass keeps its own"),
             Tap::Rows { out, .. } => {
                 let group_size = self.shape.group_size;
                 // Groups know nothing of each other: who observes which cannot show.

@@ -77,7 +77,7 @@ pub struct LoadedSequence {
 ///
 /// # Errors
 /// [`SaveError::PolicyState`] for a policy that keeps what gates said of tokens or heads, sums over queries or over attention
-/// that looks both ways, or keys as they were before they were turned.
+/// that looks both ways, what passes said of tokens, or keys as they were before they were turned.
 pub fn check_policy(policy: &dyn EvictionPolicy) -> Result<(), SaveError> {
     let needs = policy.needs();
     let keeps = if needs.gate != GateTap::None {
@@ -86,6 +86,8 @@ pub fn check_policy(policy: &dyn EvictionPolicy) -> Result<(), SaveError> {
         "sums over queries"
     } else if needs.two_way != TwoWayTap::None {
         "sums over attention"
+    } else if needs.reconstruction.is_some() {
+        "what its passes said"
     } else if policy.rotation() == Rotation::Slot {
         "keys of sinks"
     } else {

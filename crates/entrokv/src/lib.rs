@@ -38,6 +38,7 @@ pub mod model;
 mod output_norms;
 #[cfg(feature = "pull")]
 pub mod pull;
+pub mod repeat_instruction;
 pub mod sampler;
 pub mod scoring;
 pub mod segments;
@@ -58,13 +59,14 @@ pub use entrokv_kernels::isa::Isa;
 
 pub use crate::chat_template::{ChatTemplate, Message, RenderOptions};
 pub use crate::config::ModelConfig;
-pub use crate::engine::{Completion, Engine, EngineOptions, KvBytes, KvReport, StepOutput, SubmitError};
+pub use crate::engine::{Completion, Engine, EngineOptions, KvBytes, KvReport, PassProgress, StepOutput, SubmitError};
 pub use crate::eviction::EvictionReport;
 pub use crate::forced_answer::{AnswerError, AnswerScore};
 pub use crate::gates::GatesError;
 pub use crate::gguf::Gguf;
 pub use crate::kv_file::{KvFileError, LoadOptions, LoadedSequence, ModelId, SaveError};
 pub use crate::load::{Identity, LoadError, Model, ModelOptions};
+pub use crate::repeat_instruction::RepeatInstruction;
 pub use crate::sampler::SamplingOptions;
 pub use crate::scoring::{Comparison, ScoreError, TextScore};
 pub use crate::sequence::{EndTokens, EvictionOptions, FinishReason, Request, SequenceId, Timing};

@@ -17,6 +17,7 @@ use crate::engine::{Engine, EngineOptions};
 use crate::gguf::{Gguf, GgufError};
 use crate::kv_file::ModelId;
 use crate::model::Decoder;
+use crate::repeat_instruction::RepeatInstruction;
 use crate::store::Store;
 use crate::tokenizer::{Tokenizer, TokenizerError};
 use crate::weights::{Weights, WeightsError, rope_factors};
@@ -152,6 +153,7 @@ impl Model {
                 Identity::Unknown => None,
                 Identity::Hashed => Some(ModelId::of(gguf)),
             },
+            repeat: RepeatInstruction::new(&tokenizer, chat_template.as_ref())?,
         };
         let engine = Engine::new(Box::new(runner), shape, Some(Arc::clone(&tokenizer)), engine_options);
         Ok(Self { engine, tokenizer, chat_template, config })

@@ -95,8 +95,8 @@ mod tests {
     }
 
     /// A global and a window layer of two KV heads under a random history: growth by a token or a chunk, pages freed and
-    /// re-encoded, tokens moved together, windows that slide. Lists follow at random moments, so that they miss any number of
-    /// revisions.
+    /// re-encoded, tokens moved together, tokens forgotten again, windows that slide. Lists follow at random moments, so that they
+    /// miss any number of revisions.
     #[test]
     fn lists_that_followed_are_lists_made_anew() {
         for seed in 0..40 {
@@ -108,7 +108,7 @@ mod tests {
             let mut state = seed;
             let mut largest = 0;
             for step in 0..300 {
-                match random(&mut state) % 7 {
+                match random(&mut state) % 8 {
                     0 => cache.grow(&mut pool, random(&mut state) as usize % 200).unwrap(),
                     1 | 2 => cache.grow(&mut pool, 1).unwrap(),
                     3 | 4 => {
@@ -131,6 +131,14 @@ mod tests {
                             let kept: Vec<u32> = (0..16 * closed as u32 / 32 * 16).map(|token| 2 * token).collect();
                             cache.compact(&mut pool, group, &kept, &mut |_, _| ()).unwrap();
                         }
+                    }
+                    6 => {
+                        let len = cache.logical_len();
+                        cache.grow(&mut pool, 1 + random(&mut state) as usize % 40).unwrap();
+                        if random(&mut state).is_multiple_of(2) {
+                            let _ = lists.follow(&cache);
+                        }
+                        cache.truncate(&mut pool, len);
                     }
                     _ => {
                         cache.slide_windows(&mut pool);

@@ -10,9 +10,10 @@ use std::time::Duration;
 use entrokv_cache::{Budget, EvictionPolicy, KvCache};
 
 use crate::coding::Coding;
-use crate::engine::Ledger;
+use crate::engine::{Ledger, Pass, PassPlan};
 use crate::eviction::Eviction;
 use crate::forced_answer::ForcedAnswer;
+use crate::repeat_instruction::RepeatInstruction;
 use crate::sampler::{Sampler, SamplingOptions};
 use crate::segments::SegmentLists;
 use crate::text_stream::TextStream;
@@ -109,6 +110,8 @@ pub struct Timing {
     pub prefill: Duration,
     /// Prompt tokens read in that time.
     pub prefill_tokens: usize,
+    /// Repeating the prompt for the policy, before the first token.
+    pub pass: Duration,
     /// Generating.
     pub decode: Duration,
     /// Tokens generated in that time (the first comes out of prefill).
@@ -173,6 +176,8 @@ pub(crate) struct Turn {
     pub forced: Option<ForcedAnswer>,
     /// The cap, if there is one.
     pub eviction: Option<Eviction>,
+    /// The pass that repeats the prompt, while it is under way: the cache holds tokens behind [`Sequence::computed`] then.
+    pub pass: Option<Pass>,
     /// Why the answer ended; `None` while it is under way.
     pub finished: Option<FinishReason>,
     /// Clock of this turn.
@@ -190,6 +195,7 @@ impl Turn {
             text: None,
             forced: None,
             eviction,
+            pass: None,
             finished: Some(FinishReason::Stop),
             timing: Timing::default(),
         }
@@ -202,8 +208,11 @@ impl Sequence {
         if self.turn.finished.is_some() {
             return &[];
         }
-        let end = self.part_end().min(self.computed + limit);
-        &self.tokens[self.computed..end]
+        let left = match &self.turn.pass {
+            Some(pass) => pass.pending(),
+            None => &self.tokens[self.computed..self.part_end()],
+        };
+        &left[..left.len().min(limit)]
     }
 
     /// Logical length at which the part of the prompt that is being read ends: the prompt's end, or a pause for an eviction
@@ -216,7 +225,29 @@ impl Sequence {
         pause.map_or(self.turn.prompt_end, |pause| pause.min(self.turn.prompt_end))
     }
 
-    /// Whether the next step reads prompt tokens rather than the token sampled last.
+    /// Position of the first pending token.
+    pub(crate) fn next_position(&self) -> usize {
+        self.computed + self.turn.pass.as_ref().map_or(0, Pass::done)
+    }
+
+    /// Whether the next step reads the token sampled last.
+    pub(crate) fn is_answering(&self) -> bool {
+        !self.is_reading() && self.turn.pass.is_none()
+    }
+
+    /// Begins the pass that the policy asks for over what it has not seen repeated, if it does, in a context of `context_len`;
+    /// `logits` are those of the last row read, if it has any.
+    pub(crate) fn begin_pass(&mut self, instruction: &RepeatInstruction, context_len: usize, logits: Option<&[f32]>) {
+        let Self { tokens, computed, cache, turn, .. } = self;
+        let Some((reconstruction, sinks, from)) = turn.eviction.as_ref().and_then(|e| e.pass_wanted(*computed)) else {
+            return;
+        };
+        let plan = PassPlan::new(reconstruction, from..*computed, sinks, context_len - *computed, instruction);
+        let plan = plan.expect("the room was checked when the turn began, for at least as many tokens");
+        turn.pass = Pass::begin(plan, instruction, tokens, cache, logits);
+    }
+
+    /// Whether there is more of the prompt to be read.
     pub(crate) fn is_reading(&self) -> bool {
         self.computed < self.turn.prompt_end
     }

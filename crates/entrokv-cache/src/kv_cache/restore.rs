@@ -272,7 +272,7 @@ mod tests {
             len in 0_usize..200, every in 1_usize..4, fates in prop::collection::vec(0_u8..3, 1..12), more in 0_usize..40,
         ) {
             let (mut pool, mut cache) = noted(len, every, &fates);
-            let mut other_pool = PagePool::new(pool.used_bytes() + 4 * 4 * 2048);
+            let mut other_pool = PagePool::new(8 << 20);
             let mut other =
                 KvCache::restore(shape(), PageKind::F16, len, &records(&cache), &mut other_pool).unwrap();
             prop_assert_eq!(other_pool.used_bytes(), pool.used_bytes());

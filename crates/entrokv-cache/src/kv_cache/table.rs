@@ -184,6 +184,17 @@ impl Table {
         self.pages.push(page);
     }
 
+    /// Drops the tokens from position `len` on, and the pages that are empty then.
+    pub(super) fn truncate(&mut self, pool: &mut PagePool, len: usize, page_size: usize) {
+        self.retain(pool, |_, page| (page.first_position(page_size) as usize) < len);
+        if let Some(page) = self.pages.last_mut() {
+            let left = (len - page.first_position(page_size) as usize).min(page.len as usize);
+            self.resident_tokens -= page.len as usize - left;
+            page.len = left as u32;
+        }
+        self.change(self.pages.len().saturating_sub(1));
+    }
+
     /// Whether every page can have its fate.
     pub(super) fn check(&self, fates: &[PageFate], open_page: Option<PageIndex>) -> Result<(), FateError> {
         if fates.len() != self.pages.len() {

@@ -83,6 +83,34 @@ fn growing_is_all_or_nothing() {
 }
 
 #[test]
+fn truncating_undoes_growing() {
+    for (len, more) in [(10, 1), (10, 2), (10, 3), (10, 40), (12, 1), (12, 9), (0, 7)] {
+        let (mut pool, mut cache) = grown(100, len);
+        if len > 8 {
+            let fates = [PageFate::Keep, PageFate::Free, PageFate::Keep];
+            cache.apply(&mut pool, GLOBAL, &fates, &mut no_move).unwrap();
+            cache.slide_windows(&mut pool);
+        }
+        let pages = |cache: &KvCache| -> Vec<String> { seen(cache).2 };
+        let held = |cache: &KvCache| (cache.footprint().global_bytes, cache.footprint().window_bytes);
+        let resident = |cache: &KvCache| cache.shape().groups().map(|g| cache.resident_tokens(g)).collect::<Vec<_>>();
+        let before = (pages(&cache), held(&cache), resident(&cache), pool.used_bytes());
+        cache.grow(&mut pool, more).unwrap();
+        assert_ne!(resident(&cache), before.2);
+        cache.truncate(&mut pool, len + more);
+        assert_eq!(cache.logical_len(), len + more, "nothing to forget");
+        cache.truncate(&mut pool, len);
+        assert_eq!((pages(&cache), held(&cache), resident(&cache), pool.used_bytes()), before, "{len} and {more}");
+        assert_eq!(cache.logical_len(), len);
+        // It grows on as ever.
+        cache.grow(&mut pool, 5).unwrap();
+        assert_eq!(cache.slot(WINDOW, len as u32 + 4).unwrap().index, (len + 4) % 4);
+        cache.release(&mut pool);
+        assert_eq!(pool.used_bytes(), 0);
+    }
+}
+
+#[test]
 fn slots_follow_positions() {
     let (mut pool, mut cache) = grown(100, 10);
     cache.apply(&mut pool, GLOBAL, &[PageFate::Keep, PageFate::Free, PageFate::Keep], &mut no_move).unwrap();

@@ -35,37 +35,39 @@ pub(super) struct Call<'a> {
     pub(super) out: DisjointMut<'a, f32>,
     /// Results of the tiles of cut blocks; an item writes its own range.
     pub(super) kept: DisjointMut<'a, f32>,
-    /// Largest score and total of every row, `[rows, num_heads, 2]`, empty if no span wants column sums; as `out`.
+    /// Largest score and total of every row, `[rows, num_heads, 2]`, empty if no span wants columns; as `out`.
     pub(super) statistics: DisjointMut<'a, f32>,
 }
 
 /// A thread's memory.
 #[derive(Default)]
 pub(super) struct Scratch {
-    queries: Queries,
-    weights: WeightBuffers,
-    tile: Aligned<f32>,
-    merged: Aligned<f32>,
-    strips: StripBuffers,
-    coded: CodedScratch,
+    pub(super) queries: Queries,
+    pub(super) weights: WeightBuffers,
+    pub(super) tile: Aligned<f32>,
+    pub(super) merged: Aligned<f32>,
+    pub(super) strips: StripBuffers,
+    /// Strips of which a part is shown.
+    pub(super) shown: Vec<Strip>,
+    pub(super) coded: CodedScratch,
 }
 
 /// What is needed for lists with codes only.
 #[derive(Default)]
-struct CodedScratch {
-    queries: CodedQueries,
+pub(super) struct CodedScratch {
+    pub(super) queries: CodedQueries,
     weights: IntegerWeights,
     /// A tile's keys as bytes.
-    keys: Vec<u8>,
+    pub(super) keys: Vec<u8>,
     /// A tile's values as bytes.
     values: Vec<u8>,
 }
 
 /// Scores of a band of rows, which become the weights of the values.
 #[derive(Default)]
-struct WeightBuffers {
+pub(super) struct WeightBuffers {
     /// `[rows, SCORE_STRIDE]`.
-    exact: Aligned<f32>,
+    pub(super) exact: Aligned<f32>,
     /// `[rows, PAIR_STRIDE]`.
     rounded: Aligned<u32>,
 }
@@ -75,7 +77,7 @@ struct WeightBuffers {
 const BAND_BLOCKS: usize = 2;
 
 /// The bands of `num_rows` rows.
-fn bands<S: Simd>(num_rows: usize) -> impl Iterator<Item = Range<usize>> {
+pub(super) fn bands<S: Simd>(num_rows: usize) -> impl Iterator<Item = Range<usize>> {
     let band = BAND_BLOCKS * rows_per_block::<S>(num_rows);
     let mut start = 0;
     std::iter::from_fn(move || {
@@ -87,17 +89,17 @@ fn bands<S: Simd>(num_rows: usize) -> impl Iterator<Item = Range<usize>> {
 
 /// The rows of a block: query after query, head after head.
 #[derive(Clone, Copy)]
-struct Rows<'a> {
+pub(super) struct Rows<'a> {
     call: &'a Call<'a>,
-    block: &'a Block,
-    span: &'a SpanWork<'a>,
-    num_rows: usize,
-    group_size: usize,
+    pub(super) block: &'a Block,
+    pub(super) span: &'a SpanWork<'a>,
+    pub(super) num_rows: usize,
+    pub(super) group_size: usize,
     padded_dim: usize,
 }
 
 impl<'a> Rows<'a> {
-    fn new(call: &'a Call<'a>, block: &'a Block) -> Self {
+    pub(super) fn new(call: &'a Call<'a>, block: &'a Block) -> Self {
         let padded_dim = call.params.head_dim.next_multiple_of(LANES);
         let (num_rows, group_size) = (block.num_rows(call.params), call.params.group_size());
         Rows { call, block, span: &call.spans[block.span], num_rows, group_size, padded_dim }
@@ -110,7 +112,7 @@ impl<'a> Rows<'a> {
         self.block.first_query + query
     }
 
-    fn sight(&self, row: usize) -> Sight {
+    pub(super) fn sight(&self, row: usize) -> Sight {
         self.call.params.sight(self.span.first_position + self.query(row) as u64)
     }
 
@@ -123,14 +125,14 @@ impl<'a> Rows<'a> {
     }
 
     /// The largest score and total of `row` in `[rows, num_heads, 2]`.
-    fn statistics(&self, row: usize) -> Range<usize> {
+    pub(super) fn statistics(&self, row: usize) -> Range<usize> {
         let start = self.elements(row).start / self.call.params.head_dim * 2;
         start..start + 2
     }
 
     /// The block's queries, row after row.
     #[inline(always)]
-    fn load_queries<S: Simd>(&self, s: S, queries: &mut Queries, coded: &mut CodedScratch) {
+    pub(super) fn load_queries<S: Simd>(&self, s: S, queries: &mut Queries, coded: &mut CodedScratch) {
         let rows = (0..self.num_rows).map(|row| &self.call.queries[self.elements(row)]);
         queries.load(s, self.call.params, rows.clone());
         let codes = self.block.key_codes;
@@ -190,7 +192,7 @@ impl<'a> Rows<'a> {
 }
 
 /// Reads the `tiles` that the queries of `blocks`, consecutive ones of one span and KV head, see.
-fn reader<'a>(call: &'a Call<'a>, blocks: &'a [Block], parts: Parts, tiles: Range<u64>) -> TileReader<'a> {
+pub(super) fn reader<'a>(call: &'a Call<'a>, blocks: &'a [Block], parts: Parts, tiles: Range<u64>) -> TileReader<'a> {
     let (first, last) = (Rows::new(call, &blocks[0]), Rows::new(call, &blocks[blocks.len() - 1]));
     let sight = Sight { oldest: first.sight(0).oldest, newest: last.sight(last.num_rows - 1).newest };
     let num_rows = blocks.iter().map(|block| block.num_rows(call.params)).sum();
@@ -309,17 +311,21 @@ fn finish<S: Simd>(s: S, rows: Rows<'_>, merged: &Partial<'_>) {
 
 /// Some rows that go through the kernels together, and what they see of a tile.
 #[derive(Clone, Default)]
-struct RegisterBlock {
-    rows: Range<usize>,
+pub(super) struct RegisterBlock {
+    pub(super) rows: Range<usize>,
     /// The strips that some of its rows sees, as a range of indices.
     seen: Range<usize>,
     /// Whether every row sees every lane of every strip of the tile.
-    whole: bool,
+    pub(super) whole: bool,
 }
 
 /// The register blocks of `band`; the last ones may be empty.
 #[inline(always)]
-fn register_blocks<S: Simd>(rows: Rows<'_>, band: &Range<usize>, strips: &[Strip]) -> [RegisterBlock; BAND_BLOCKS] {
+pub(super) fn register_blocks<S: Simd>(
+    rows: Rows<'_>,
+    band: &Range<usize>,
+    strips: &[Strip],
+) -> [RegisterBlock; BAND_BLOCKS] {
     let rows_per_block = rows_per_block::<S>(rows.num_rows);
     let mut blocks = [const { RegisterBlock { rows: 0..0, seen: 0..0, whole: false } }; BAND_BLOCKS];
     let (Some(first), Some(last)) = (strips.first(), strips.last()) else { return blocks };
@@ -343,7 +349,7 @@ fn register_blocks<S: Simd>(rows: Rows<'_>, band: &Range<usize>, strips: &[Strip
 
 /// The queries of a block, and the bytes of a tile's coded keys if its rows share their unpacking.
 #[derive(Clone, Copy)]
-struct ScoreOperands<'a> {
+pub(super) struct ScoreOperands<'a> {
     isa: Isa,
     queries: &'a Queries,
     coded: &'a CodedQueries,
@@ -354,7 +360,7 @@ struct ScoreOperands<'a> {
 
 impl<'a> ScoreOperands<'a> {
     /// Unpacks what `rows` share of `strips`.
-    fn new(
+    pub(super) fn new(
         rows: Rows<'_>,
         strips: &[Strip],
         queries: &'a Queries,
@@ -372,7 +378,7 @@ impl<'a> ScoreOperands<'a> {
 ///
 /// Row `first_row` goes to the first row of `out`.
 #[inline(always)]
-fn score_band<S: Simd>(
+pub(super) fn score_band<S: Simd>(
     s: S,
     (blocks, first_row): (&[RegisterBlock], usize),
     strips: &[Strip],
@@ -608,7 +614,7 @@ pub(super) struct SumColumns<'a> {
     pub(super) scratch: &'a mut Scratch,
 }
 
-/// A tile of one KV head of a span with column sums.
+/// A tile of one KV head of a span with column sums or maxima.
 #[derive(Clone, Debug)]
 pub(super) struct ColumnItem {
     /// All blocks of the span and KV head, as a range of indices.
@@ -675,19 +681,25 @@ fn add_probabilities<S: Simd>(
     }
 }
 
-/// The column items of a call: each tile of each KV head of each span with column sums.
+/// The column items of a call: each tile of each KV head of each span with column sums, and with maxima each tile that has
+/// some of its columns.
 pub(super) fn column_items(call: &Call<'_>) -> Vec<ColumnItem> {
     let mut items = Vec::new();
     let mut start = 0;
     for blocks in call.blocks.chunk_by(|a, b| (a.span, a.kv_head) == (b.span, b.kv_head)) {
         let range = start..start + blocks.len();
         start = range.end;
-        if !matches!(call.spans[blocks[0].span].tap, TapWork::ColumnSums { .. }) {
-            continue;
-        }
         let first = blocks.iter().map(|block| block.tiles.start).min().unwrap_or(0);
         let end = blocks.iter().map(|block| block.tiles.end).max().unwrap_or(0);
-        items.extend((first..end).map(|tile| ColumnItem { blocks: range.clone(), tile }));
+        let tiles = match &call.spans[blocks[0].span].tap {
+            TapWork::None | TapWork::Rows { .. } => continue,
+            TapWork::ColumnSums { .. } => first..end,
+            TapWork::ColumnMaxima(maxima) => {
+                let columns = &maxima[blocks[0].kv_head].columns;
+                first.max(columns.start / TILE)..end.min(columns.end.div_ceil(TILE))
+            }
+        };
+        items.extend(tiles.map(|tile| ColumnItem { blocks: range.clone(), tile }));
     }
     items
 }

@@ -2,7 +2,7 @@
 //!
 //! Where the kernels round queries, keys and values to bf16, so does it; but not the weights, whose rounding is the error.
 
-use super::{AttentionParams, AttentionSpan, ScoreArithmetic, Tap};
+use super::{AttentionParams, AttentionSpan, Maxima, ScoreArithmetic, Tap};
 
 /// As `paged_attention`, but slow; `round` is what the kernels do to their operands.
 pub(super) fn attention(
@@ -19,6 +19,7 @@ pub(super) fn attention(
     };
     for span in spans {
         let mut probabilities = vec![Vec::new(); params.num_kv_heads];
+        let mut positions = Vec::new();
         for (g, list) in span.segments.iter().enumerate() {
             let constants = span.constants.get(g).copied().flatten();
             let mut tokens = Vec::new();
@@ -33,6 +34,7 @@ pub(super) fn attention(
                     tokens.push((segment.position + slot as u32, k, v));
                 }
             }
+            positions.push(tokens.iter().map(|(p, ..)| *p).collect());
             for row in 0..span.num_rows {
                 let position = span.first_position + row as u32;
                 let oldest = params.window.map_or(0, |window| (position + 1).saturating_sub(window));
@@ -61,12 +63,12 @@ pub(super) fn attention(
                 }
             }
         }
-        tap(&mut span.tap, &probabilities, r);
+        tap(&mut span.tap, &probabilities, &positions, r);
     }
 }
 
-/// Fills the tap from the probabilities, per KV head `[rows * group_size][tokens]`.
-fn tap(tap: &mut Tap, probabilities: &[Vec<Vec<f64>>], r: usize) {
+/// Fills the tap from the probabilities, per KV head `[rows * group_size][tokens]`, of tokens at `positions`.
+fn tap(tap: &mut Tap, probabilities: &[Vec<Vec<f64>>], positions: &[Vec<u32>], r: usize) {
     match tap {
         Tap::None => {}
         Tap::Rows { from_row, out } => {
@@ -79,6 +81,21 @@ fn tap(tap: &mut Tap, probabilities: &[Vec<Vec<f64>>], r: usize) {
                 for (i, row) in rows.iter().enumerate() {
                     for (sum, p) in out[i % r * num_tokens..].iter_mut().zip(row) {
                         *sum += *p as f32;
+                    }
+                }
+            }
+        }
+        Tap::ColumnMaxima(Maxima { columns, among, out }) => {
+            let heads = out.iter_mut().zip(probabilities).zip(positions).zip(columns).zip(among);
+            for ((((out, rows), positions), columns), among) in heads {
+                let num_columns = out.len() / r;
+                let tokens = || positions.iter().zip(0..);
+                for (i, row) in rows.iter().enumerate() {
+                    let inside = |position: &u32| among.iter().any(|range| range.contains(position));
+                    let total: f64 = tokens().filter(|(p, _)| inside(p)).map(|(_, token): (_, usize)| row[token]).sum();
+                    let shown = tokens().filter(|(p, _)| columns.contains(p));
+                    for (maximum, (_, token)) in out[i % r * num_columns..].iter_mut().zip(shown) {
+                        *maximum = maximum.max((row[token] / total).ln() as f32);
                     }
                 }
             }

@@ -3,6 +3,7 @@
 use std::num::NonZeroUsize;
 
 mod coded;
+mod maxima;
 
 use super::*;
 use crate::isa::Isa;
@@ -219,6 +220,7 @@ fn outs(tap: Tap) -> Vec<Vec<f32>> {
     match tap {
         Tap::None => Vec::new(),
         Tap::Rows { out, .. } | Tap::ColumnSums { out } => out,
+        Tap::ColumnMaxima(maxima) => maxima.out,
     }
 }
 
@@ -544,6 +546,7 @@ fn rows_that_see_nothing_are_zero() {
                 Tap::None => {}
                 Tap::Rows { out, .. } => assert_eq!(out, [vec![0.0; 2 * 2 * 32], vec![]]),
                 Tap::ColumnSums { out } => assert_eq!(out, [vec![0.5; 64], vec![]]),
+                Tap::ColumnMaxima(_) => unreachable!("none was asked for"),
             }
         }
     }

@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::coded::KeyCodes;
+use super::maxima::MaximaWork;
 use super::{AttentionParams, AttentionSpan, SegmentList, TILE, Tap};
 use crate::codes::KeyConstants;
 use crate::disjoint::DisjointMut;
@@ -40,8 +41,15 @@ pub(super) struct SpanWork<'a> {
 /// Where a span's tap goes, per KV head.
 pub(super) enum TapWork<'a> {
     None,
-    Rows { from_row: usize, out: Vec<DisjointMut<'a, f32>> },
-    ColumnSums { out: Vec<DisjointMut<'a, f32>> },
+    Rows {
+        from_row: usize,
+        out: Vec<DisjointMut<'a, f32>>,
+    },
+    ColumnSums {
+        out: Vec<DisjointMut<'a, f32>>,
+    },
+    /// Per KV head.
+    ColumnMaxima(Vec<MaximaWork<'a>>),
 }
 
 impl<'a> SpanWork<'a> {
@@ -68,6 +76,7 @@ impl<'a> SpanWork<'a> {
                 );
                 TapWork::ColumnSums { out: out.iter_mut().map(|out| DisjointMut::new(out)).collect() }
             }
+            Tap::ColumnMaxima(maxima) => TapWork::ColumnMaxima(MaximaWork::each(maxima, segments, params.group_size())),
         };
         SpanWork {
             first_row: *first_row,

@@ -45,7 +45,7 @@ impl KvReport {
             logical_tokens: sequence.tokens.len(),
             bytes_held: bytes.held,
             bytes_window: bytes.window,
-            bytes_budget: eviction.filter(|_| !sequence.is_reading()).and_then(Eviction::budget_bytes),
+            bytes_budget: eviction.filter(|_| sequence.is_answering()).and_then(Eviction::budget_bytes),
             bytes_full: pages * kind.written_as().page_bytes(shape) * shape.num_global_groups() as u64,
             bytes_metadata: bytes.metadata,
             bytes_policy_state: bytes.policy_state,

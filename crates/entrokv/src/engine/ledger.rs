@@ -1,5 +1,6 @@
 //! The bytes of one sequence, kind by kind: now, at most, and whether they kept to the budget.
 
+use super::pass::Pass;
 use crate::coding::Coding;
 use crate::eviction::Eviction;
 use crate::sequence::Sequence;
@@ -13,7 +14,8 @@ pub struct KvBytes {
     pub window: u64,
     /// Block tables and what attention reads of them, and the constants of codes.
     pub metadata: u64,
-    /// What the policy keeps: rows it has seen, scores, keys as they were before they were turned.
+    /// What the policy keeps: rows it has seen, scores, keys as they were before they were turned, what a pass under way has
+    /// recorded.
     pub policy_state: u64,
 }
 
@@ -28,7 +30,8 @@ impl KvBytes {
                 + sequence.segments.heap_bytes()
                 + sequence.coding.as_ref().map_or(0, Coding::state_bytes),
             policy_state: sequence.turn.eviction.as_ref().map_or(0, Eviction::state_bytes)
-                + sequence.turned_sinks.state_bytes(),
+                + sequence.turned_sinks.state_bytes()
+                + sequence.turn.pass.as_ref().map_or(0, Pass::bytes),
         }
     }
 

@@ -1,15 +1,16 @@
 //! A step of the engine: choose, make room, grow, run, settle.
 
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use entrokv_cache::{PageCost, PagePool, PoolExhausted};
 
 use super::taps::{Phase, SpanTaps, Taps};
-use super::{Engine, StepOutput};
+use super::{Engine, Pass, StepOutput};
 use crate::coding::{Coding, EncodeWhen, Taken};
 use crate::eviction::{Eviction, Held};
 use crate::model::{BatchSpan, Logits, LogitsWanted, ModelRunner, RunError};
+use crate::repeat_instruction::RepeatInstruction;
 use crate::sequence::{EndTokens, FinishReason, Sequence, SequenceId};
 use crate::text_stream::TextStream;
 use crate::tokenizer::Tokenizer;
@@ -41,16 +42,16 @@ impl Engine {
         Ok(outputs)
     }
 
-    /// Answers under way first, one token each; then prompts, oldest first, within the chunk size.
+    /// Answers under way first, one token each; then prompts and passes that repeat them, oldest first, within the chunk size.
     fn schedule(&self) -> Vec<Work> {
         let mut left = self.options.chunk_size.get();
         let mut work = Vec::new();
-        for (&id, sequence) in self.sequences.iter().filter(|(_, s)| !s.is_reading()) {
+        for (&id, sequence) in self.sequences.iter().filter(|(_, s)| s.is_answering()) {
             if !sequence.pending(1).is_empty() {
                 work.push(Work { id, tokens: 1 });
             }
         }
-        for (&id, sequence) in self.sequences.iter().filter(|(_, s)| s.is_reading()) {
+        for (&id, sequence) in self.sequences.iter().filter(|(_, s)| !s.is_answering()) {
             let tokens = sequence.pending(left).len();
             if tokens > 0 {
                 work.push(Work { id, tokens });
@@ -64,7 +65,7 @@ impl Engine {
     fn make_room(&mut self, work: &[Work]) {
         for Work { id, .. } in work {
             let Some(sequence) = self.sequences.get_mut(id) else { continue };
-            if sequence.is_reading() {
+            if !sequence.is_answering() {
                 continue;
             }
             if let Some(eviction) = &mut sequence.turn.eviction {
@@ -86,7 +87,7 @@ impl Engine {
         for item in work {
             let Some(sequence) = self.sequences.get_mut(&item.id) else { continue };
             // An interrupted step has grown already.
-            let missing = (sequence.computed + item.tokens).saturating_sub(sequence.cache.logical_len());
+            let missing = (sequence.next_position() + item.tokens).saturating_sub(sequence.cache.logical_len());
             match sequence.cache.grow(&mut self.pool, missing) {
                 Ok(()) => {
                     sequence.note_bytes();
@@ -99,13 +100,7 @@ impl Engine {
         }
         if let (true, Some((id, error))) = (grown.is_empty(), refused) {
             self.fail(id, error.to_string());
-            outputs.push(StepOutput {
-                id,
-                computed: self.sequences.get(&id).map_or(0, |sequence| sequence.computed),
-                token: None,
-                text: String::new(),
-                finished: Some(FinishReason::Failed(error.to_string())),
-            });
+            outputs.extend(self.sequences.get(&id).map(|sequence| sequence.output(id, None, String::new())));
         }
         grown
     }
@@ -115,7 +110,9 @@ impl Engine {
         for Work { id, .. } in work {
             let Some(sequence) = self.sequences.get_mut(id) else { continue };
             let reading = sequence.is_reading();
-            if sequence.turn.eviction.as_ref().is_some_and(|eviction| eviction.is_watching(reading)) {
+            let is_watching = |eviction: &Eviction| eviction.is_watching(reading);
+            // A pass may be shown the same rows twice.
+            if sequence.turn.pass.is_none() && sequence.turn.eviction.as_ref().is_some_and(is_watching) {
                 sequence.turn.finished.get_or_insert(FinishReason::Cancelled);
             }
         }
@@ -129,26 +126,41 @@ impl Engine {
             self.sequences.iter_mut().map(|(&id, sequence)| (id, sequence)).collect();
         for item in work {
             let Some(sequence) = by_id.remove(&item.id) else { continue };
-            let (reading, part_end) = (sequence.is_reading(), sequence.part_end());
-            let Sequence { tokens, computed, cache, segments, coding, turn, .. } = sequence;
-            let (first, end) = (*computed, *computed + item.tokens);
+            let (reading, part_end, first) = (sequence.is_reading(), sequence.part_end(), sequence.next_position());
+            let end = first + item.tokens;
+            let Sequence { tokens, cache, segments, coding, turn, .. } = sequence;
             let (constants, mut queries) = coding.as_mut().map(Coding::parts).unzip();
+            let (tokens, logits, phase) = match &mut turn.pass {
+                Some(pass) => {
+                    // Constants are of the text alone.
+                    queries = None;
+                    let (tokens, record) = pass.parts(item.tokens);
+                    (tokens, LogitsWanted::None, Phase::Pass(record))
+                }
+                None => {
+                    let phase = if reading { Phase::Prompt { end: part_end } } else { Phase::Answer };
+                    let logits = if end == tokens.len() { LogitsWanted::Last } else { LogitsWanted::None };
+                    (&tokens[first..end], logits, phase)
+                }
+            };
             if let Some(queries) = &mut queries {
                 queries.begin(&(first..end));
             }
+            let constants = constants.unwrap_or(&[]);
             batch.push(BatchSpan {
-                tokens: &tokens[first..end],
+                tokens,
                 first_position: first as u32,
                 cache: segments.follow(cache),
-                constants: constants.unwrap_or(&[]),
-                logits: if end == tokens.len() { LogitsWanted::Last } else { LogitsWanted::None },
+                constants,
+                logits,
             });
             taps.spans.push(SpanTaps {
-                eviction: turn.eviction.as_mut(),
+                // A pass is for scores of the text; its own tokens are nobody's business.
+                eviction: turn.eviction.as_mut().filter(|_| !matches!(phase, Phase::Pass(_))),
                 queries,
                 cache,
                 rows: first..end,
-                phase: if reading { Phase::Prompt { end: part_end } } else { Phase::Answer },
+                phase,
                 time: &mut turn.timing.observe,
             });
         }
@@ -158,22 +170,20 @@ impl Engine {
     fn settle(&mut self, work: &[Work], mut logits: Logits, start: Instant, outputs: &mut Vec<StepOutput>) {
         for (span, item) in work.iter().enumerate() {
             let Some(sequence) = self.sequences.get_mut(&item.id) else { continue };
-            let (was_reading, part_end) = (sequence.is_reading(), sequence.part_end());
-            sequence.computed += item.tokens;
-            sequence.note_bytes();
-            if let Some(coding) = &mut sequence.coding {
-                coding.commit();
+            let mut ended = sequence.count(&mut self.pool, item.tokens, start.elapsed());
+            let mut row = logits.last(span);
+            if ended == Ended::Prompt {
+                sequence.begin_pass(&self.options.repeat, self.context_len, row.as_deref());
             }
-            sequence.cache.slide_windows(&mut self.pool);
-            let timing = &mut sequence.turn.timing;
-            if was_reading {
-                timing.prefill += start.elapsed();
-                timing.prefill_tokens += item.tokens;
-            } else {
-                timing.decode += start.elapsed();
-                timing.decode_tokens += item.tokens;
+            let mut kept;
+            if ended == Ended::PassChunk {
+                kept = sequence.end_pass_chunk(&mut self.pool, &self.options.repeat);
+                (row, ended) = (kept.as_deref_mut(), Ended::Prompt);
             }
-            let ended = if was_reading && sequence.computed == part_end { Ended::Prompt } else { Ended::Chunk };
+            if sequence.turn.pass.is_some() {
+                outputs.push(sequence.output(item.id, None, String::new()));
+                continue;
+            }
             let settled = sequence.settle(&mut self.pool, self.runner.as_mut(), ended);
             if let (Err(error), true) = (settled, sequence.is_capped()) {
                 // What should be codes takes the room of plain pages, so the cap does not hold; without one it may wait.
@@ -182,7 +192,7 @@ impl Engine {
                 continue;
             }
             sequence.audit();
-            outputs.push(match logits.last(span) {
+            outputs.push(match row {
                 Some(row) => sequence.advance(item.id, row, self.tokenizer.as_deref()),
                 None => sequence.output(item.id, None, String::new()),
             });
@@ -193,10 +203,13 @@ impl Engine {
 /// What ended with a step, as far as a sequence's cache is concerned.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ended {
-    /// The prompt, or a part of it after which its policy evicts as after a prompt.
+    /// The prompt, or a part of it after which its policy evicts as after a prompt; and the pass that repeats it, where there
+    /// is one.
     Prompt,
     /// Some of it, or a token of the answer.
     Chunk,
+    /// A chunk of a pass.
+    PassChunk,
 }
 
 /// A sequence's share of a step.
@@ -206,6 +219,50 @@ struct Work {
 }
 
 impl Sequence {
+    /// Notes that `tokens` more have been computed in `time`.
+    fn count(&mut self, pool: &mut PagePool, tokens: usize, time: Duration) -> Ended {
+        let (was_reading, part_end) = (self.is_reading(), self.part_end());
+        if let Some(pass) = &mut self.turn.pass {
+            self.turn.timing.pass += time;
+            return if pass.advance(tokens) { Ended::PassChunk } else { Ended::Chunk };
+        }
+        self.computed += tokens;
+        self.note_bytes();
+        if let Some(coding) = &mut self.coding {
+            coding.commit();
+        }
+        self.cache.slide_windows(pool);
+        let timing = &mut self.turn.timing;
+        if was_reading {
+            timing.prefill += time;
+            timing.prefill_tokens += tokens;
+        } else {
+            timing.decode += time;
+            timing.decode_tokens += tokens;
+        }
+        if was_reading && self.computed == part_end { Ended::Prompt } else { Ended::Chunk }
+    }
+
+    /// Shows the policy what the chunk of a pass has said, forgets its tokens, and goes on to the next one. When the pass is
+    /// over, the logits of the last row read before it, if it has any.
+    fn end_pass_chunk(&mut self, pool: &mut PagePool, instruction: &RepeatInstruction) -> Option<Vec<f32>> {
+        let Self { tokens, computed, cache, turn, .. } = self;
+        let pass = turn.pass.take()?;
+        let start = Instant::now();
+        cache.truncate(pool, *computed);
+        if let Some(eviction) = &mut turn.eviction {
+            eviction.observe_pass(cache, pass.record());
+        }
+        turn.timing.observe += start.elapsed();
+        match pass.next_chunk(instruction, tokens, cache) {
+            Ok(pass) => {
+                turn.pass = Some(pass);
+                None
+            }
+            Err(logits) => logits,
+        }
+    }
+
     /// Brings the cache into the form it rests in: at a prompt's end evicts what is over the budget, and there and while
     /// decoding encodes the pages that have left the window.
     ///
@@ -243,8 +300,8 @@ impl Sequence {
         if let Some(eviction) = &mut turn.eviction {
             match (ended, taken) {
                 (Ended::Prompt, _) => eviction.note_held(cache.footprint().global_bytes),
-                (Ended::Chunk, Taken::Yes) => eviction.reprice(cost),
-                (Ended::Chunk, Taken::No) => {}
+                (_, Taken::Yes) => eviction.reprice(cost),
+                (_, Taken::No) => {}
             }
         }
         encoded
@@ -308,6 +365,7 @@ impl Sequence {
     }
 
     fn output(&self, id: SequenceId, token: Option<u32>, text: String) -> StepOutput {
-        StepOutput { id, computed: self.computed, token, text, finished: self.turn.finished.clone() }
+        let pass = self.turn.pass.as_ref().map(Pass::progress);
+        StepOutput { id, computed: self.computed, pass, token, text, finished: self.turn.finished.clone() }
     }
 }

@@ -8,15 +8,18 @@ use entrokv_kernels::attention::Tap;
 use entrokv_kernels::compute::Compute;
 use entrokv_kernels::threads::Threads;
 
+use super::pass::Record;
 use crate::coding::QueryMoments;
 use crate::eviction::{Eviction, LayerRows, UnrotatedQueries};
 use crate::gates::GateInput;
 use crate::model::AttentionSink;
 
 /// What a span's rows are, for the policy.
-pub(super) enum Phase {
+pub(super) enum Phase<'a> {
     /// Rows of a prompt, or a part of it that is evicted after by itself, that ends before this position.
     Prompt { end: usize },
+    /// Rows that repeat a prompt.
+    Pass(&'a mut Record),
     /// The row of a token generated.
     Answer,
 }
@@ -32,7 +35,7 @@ pub(super) struct SpanTaps<'a> {
     /// Absolute positions of the rows.
     pub(super) rows: Range<usize>,
     /// What the rows are.
-    pub(super) phase: Phase,
+    pub(super) phase: Phase<'a>,
     /// Clock of the observation.
     pub(super) time: &'a mut Duration,
 }
@@ -97,6 +100,7 @@ impl AttentionSink for Taps<'_> {
     fn tap(&mut self, span: usize, layer: usize, resident: &[usize]) -> Tap {
         let SpanTaps { eviction, rows, phase, .. } = &mut self.spans[span];
         match (eviction, phase) {
+            (_, Phase::Pass(record)) => record.tap(layer),
             (None, _) => Tap::None,
             (Some(eviction), Phase::Prompt { end }) => eviction.tap_prompt(layer, rows.clone(), *end, resident),
             (Some(eviction), Phase::Answer) => eviction.tap_answer(layer),
@@ -105,12 +109,13 @@ impl AttentionSink for Taps<'_> {
 
     fn observe(&mut self, span: usize, layer: usize, tap: Tap, threads: &Threads) {
         let SpanTaps { eviction, cache, phase, time, .. } = &mut self.spans[span];
+        let source = match phase {
+            Phase::Prompt { .. } => RowSource::Prompt,
+            Phase::Pass(record) => return record.put_back(layer, tap),
+            Phase::Answer => RowSource::Step,
+        };
         if let Some(eviction) = eviction {
             let start = Instant::now();
-            let source = match phase {
-                Phase::Prompt { .. } => RowSource::Prompt,
-                Phase::Answer => RowSource::Step,
-            };
             eviction.observe(cache, layer, source, tap, threads);
             **time += start.elapsed();
         }

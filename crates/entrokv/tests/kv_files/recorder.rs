@@ -36,6 +36,7 @@ pub(crate) fn recorded(gguf: &Gguf, options: &ModelOptions) -> (Engine, Rows) {
         context_len: options.context_len,
         pool_bytes: options.pool_bytes.unwrap(),
         model_id: Some(ModelId::of(gguf)),
+        repeat: entrokv::RepeatInstruction::default(),
     };
     let recorder = Recorder { decoder, rows: Arc::clone(&rows) };
     (Engine::new(Box::new(recorder), shape, None, engine_options), rows)

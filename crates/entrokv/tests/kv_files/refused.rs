@@ -289,6 +289,7 @@ fn policies_that_keep_more_than_the_cache_are_refused() {
     for (policy, keeps) in [
         ("expected-attention", "sums over queries"),
         ("compactor", "sums over attention"),
+        ("kvzip", "what its passes said"),
         ("streaming-llm:rerotate=true", "keys of sinks"),
     ] {
         let (mut engine, _) = recorded(&gguf, &options());

@@ -3,6 +3,8 @@
 //! It shares nothing with the engine but the file reader, the configuration and the dequantiser: no pages, no chunks, no
 //! threads, no kernels.
 
+use std::ops::Range;
+
 use entrokv::config::FeedForward;
 use entrokv::gguf::Gguf;
 use entrokv::{LayerKind, ModelConfig};
@@ -115,11 +117,53 @@ impl<'a> DenseDecoder<'a> {
 
     /// Logits of every position, `[tokens][vocab]`.
     pub fn logits(&self, tokens: &[u32], mask: &Mask<'_>) -> Vec<Vec<f64>> {
-        self.logits_by_slot(tokens, mask, &|_, token| token)
+        self.run(tokens, mask, &|_, token| token, &mut |_, _, _| ())
     }
 
     /// The same where queries and keys are rotated by `slots`.
     pub fn logits_by_slot(&self, tokens: &[u32], mask: &Mask<'_>, slots: &Slots<'_>) -> Vec<Vec<f64>> {
+        self.run(tokens, mask, slots, &mut |_, _, _| ())
+    }
+
+    /// What a pass that repeats `chunk` of the first `len` tokens, by those from `len` on, looks for: the largest softmax
+    /// probability over heads and rows, `[layers][KV heads][chunk]`, over `sinks`, the chunk and the pass.
+    pub fn reconstruction(&self, tokens: &[u32], len: usize, chunk: Range<usize>, sinks: usize) -> Vec<Vec<Vec<f64>>> {
+        let config = self.config;
+        let d = config.head_dim;
+        let mut scores = vec![vec![vec![0.0_f64; chunk.len()]; config.num_kv_heads]; config.layers.len()];
+        self.run(tokens, &|_, _, _, _| true, &|_, token| token, &mut |layer, q, k| {
+            let (q, k) = (self.at_positions(q, layer), self.at_positions(k, layer));
+            for query in len..tokens.len() {
+                let keys: Vec<usize> =
+                    (0..=query).filter(|key| *key < sinks || chunk.contains(key) || *key >= len).collect();
+                for head in 0..config.num_heads {
+                    let kv_head = head / config.group_size();
+                    let qh = &q.row(query)[head * d..(head + 1) * d];
+                    let score = |&key: &usize| {
+                        let kh = &k.row(key)[kv_head * d..(kv_head + 1) * d];
+                        qh.iter().zip(kh).map(|(a, b)| a * b).sum::<f64>() * f64::from(config.attention_scale)
+                    };
+                    let logits: Vec<f64> = keys.iter().map(score).collect();
+                    let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                    let total: f64 = logits.iter().map(|s| (s - max).exp()).sum();
+                    for (logit, key) in logits.iter().zip(&keys).filter(|(_, key)| chunk.contains(key)) {
+                        let best = &mut scores[layer][kv_head][key - chunk.start];
+                        *best = ((logit - max).exp() / total).max(*best);
+                    }
+                }
+            }
+        });
+        scores
+    }
+
+    /// As [`DenseDecoder::logits_by_slot`]; `see` is shown every layer's queries and keys before they are rotated.
+    fn run(
+        &self,
+        tokens: &[u32],
+        mask: &Mask<'_>,
+        slots: &Slots<'_>,
+        see: &mut dyn FnMut(usize, &Rows, &Rows),
+    ) -> Vec<Vec<f64>> {
         let config = self.config;
         let embedding = self.need("token_embd.weight");
         let scale = f64::from(config.embedding_scale);
@@ -131,6 +175,7 @@ impl<'a> DenseDecoder<'a> {
             let q = self.norm_if_present(self.project(&normed, &at("attn_q")), &at("attn_q_norm.weight"));
             let k = self.norm_if_present(self.project(&normed, &at("attn_k")), &at("attn_k_norm.weight"));
             let v = self.project(&normed, &at("attn_v"));
+            see(layer, &q, &k);
             let attended = self.attend(layer, &q, &k, &v, mask, slots);
             let out =
                 self.norm_if_present(self.project(&attended, &at("attn_output")), &at("post_attention_norm.weight"));
