@@ -11,7 +11,9 @@
 //! * `evicted_pages_never_come_back`, and what remains stays in ascending order.
 //! * `the_open_page_cannot_be_freed`: the next token would have nowhere to go.
 //! * `a_refused_fate_changes_nothing`, a plan the pool has no room for included.
-//! * `tokens_that_stay_move_together`, keep their order and positions, and free every page they do not fill.
+//! * `tokens_that_stay_move_together`, keep their positions, and free every page they do not fill.
+//! * `packed_tokens_stand_where_they_were_put`, and every position is still found.
+//! * `settled_pages_do_not_move`.
 //! * `a_recoded_page_moves_to_a_frame_of_its_size`, and the old frame is free once its bytes have been read.
 //! * `truncating_undoes_growing`, to the byte.
 //! * `window_layers_keep_what_the_next_query_sees`, and no policy touches them.
@@ -211,20 +213,48 @@ impl KvCache {
         Ok(Applied { pages_recoded, ..freed })
     }
 
-    /// Whether the tokens of `group` can be kept and evicted one by one ([`KvCache::compact`]): its pages are plain.
+    /// Pages at the head of the table of `group` that are settled ([`ResidentPage::settled`]).
+    pub fn num_settled(&self, group: KvGroup) -> usize {
+        self.table(group).partition_point(|page| page.settled().is_some())
+    }
+
+    /// Settles the first pages of `group`, as many as there are `scores`: pages that may only be freed from now on.
+    pub fn settle(&mut self, group: KvGroup, scores: &[f32]) {
+        let index = self.shape.group_index(group);
+        self.tables[index].settle(scores);
+    }
+
+    /// Whether tokens of `group` stand in another order than that of their positions.
+    pub fn is_packed(&self, group: KvGroup) -> bool {
+        self.table_of(group).is_packed()
+    }
+
+    /// A number for each token that `group` holds, ascending in the order of [`KvCache::table`]: its absolute position, or, in a
+    /// packed group, the place at which it stands in attention.
+    pub fn columns(&self, group: KvGroup) -> impl Iterator<Item = u32> {
+        let (page_size, is_packed) = (self.shape.page_size, self.is_packed(group));
+        self.table(group).iter().flat_map(move |page| {
+            let places = page.first_position(page_size)..page.first_position(page_size) + page.len;
+            page.positions(page_size).zip(places).map(move |(position, place)| if is_packed { place } else { position })
+        })
+    }
+
+    /// Whether the tokens of `group` in pages that are not settled can be kept and evicted one by one ([`KvCache::compact`]): these
+    /// pages are plain.
     pub fn is_by_token(&self, group: KvGroup) -> bool {
-        let table = self.table(group);
+        let table = &self.table(group)[self.num_settled(group)..];
         table.iter().all(|page| page.kind == self.kind && !page.kind.is_coded())
     }
 
-    /// Keeps the tokens of `group` at the places `kept`, ascending, of those it holds outside the open page, in the order of
-    /// [`KvCache::table`]; the others go. What stays is moved together into the first pages, and the rest of them are freed.
+    /// Keeps the tokens of `group` at the places `kept` of those it holds in pages neither settled nor open, in the order of
+    /// [`KvCache::table`]; the others go. What stays is moved together, in the order of `kept`, into the first of these pages, and
+    /// the rest of them are freed. In another order than an ascending one the tokens are *packed*.
     ///
     /// Tokens keep their positions ([`ResidentPage::positions`]). `move_tokens` is called once with the pages that hold them now,
     /// all full, and `kept`: it must move token `kept[i]` to place `i`, counting through the pages.
     ///
     /// # Errors
-    /// [`FateError`] if `kept` is not a whole number of pages' worth of ascending places, a page is not plain, or the group
+    /// [`FateError`] if `kept` is not a whole number of pages' worth of places, all different, a page is not plain, or the group
     /// belongs to a window layer. Then nothing has changed and `move_tokens` was not called.
     pub fn compact(
         &mut self,
@@ -240,14 +270,17 @@ impl KvCache {
             return Err(FateError::CodedTokens { layer: group.layer });
         }
         let page_size = self.shape.page_size;
-        let num_pages = self.table(group).len() - usize::from(self.open_page().is_some());
-        let closed = num_pages * page_size;
-        let ascends = kept.is_sorted_by(|a, b| a < b) && kept.last().is_none_or(|&last| (last as usize) < closed);
-        if !ascends || !kept.len().is_multiple_of(page_size) {
+        let pages = self.num_settled(group)..self.table(group).len() - usize::from(self.open_page().is_some());
+        let closed = pages.len() * page_size;
+        let mut is_kept = vec![false; closed];
+        let differ = kept
+            .iter()
+            .all(|&place| is_kept.get_mut(place as usize).is_some_and(|is_kept| !std::mem::replace(is_kept, true)));
+        if !differ || !kept.len().is_multiple_of(page_size) {
             return Err(FateError::Tokens { got: kept.len(), closed, page_size });
         }
         let index = self.shape.group_index(group);
-        Ok(self.tables[index].compact(pool, page_size, num_pages, kept, move_tokens))
+        Ok(self.tables[index].compact(pool, page_size, pages, kept, move_tokens))
     }
 
     /// Frees the pages of window layers that the next query cannot see: those without a position greater than

@@ -40,7 +40,8 @@ pub mod second_stage;
 pub mod selection;
 pub mod shape;
 pub mod streaming_heads;
-pub mod token_policy;
+pub mod tiers;
+mod token_policy;
 mod token_table;
 pub mod two_way_tap;
 
@@ -67,7 +68,7 @@ pub use page_entro_kv::{
 pub use page_kind::{KindShapeError, PageKind, PageKindError};
 pub use pins::{OpenPage, Pins, RecentPages};
 pub use policy::{
-    EvictionPolicy, Granularity, POLICIES, PageScorer, PolicyEntry, PolicyError, Release, Rotation, Sharing,
+    EvictionPolicy, Granularity, POLICIES, Packing, PageScorer, PolicyEntry, PolicyError, Release, Rotation, Sharing,
     parse_policy,
 };
 pub use pool::{ClassUsage, Frame, PagePool, PoolExhausted};
@@ -80,5 +81,6 @@ pub use second_stage::SecondStage;
 pub use selection::{PageSet, pages_to_evict, select_pages, select_tokens};
 pub use shape::{CacheShape, KvGroup, LayerKind, ShapeError};
 pub use streaming_heads::StreamingHeads;
+pub use tiers::{AboveTier, LowerTier, TierPage, Tiers};
 pub use token_policy::{Axes, TokenMethod, TokenPolicy, TokenScorer};
 pub use two_way_tap::{LogitScale, TwoWayTap};

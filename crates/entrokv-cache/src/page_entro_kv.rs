@@ -33,9 +33,10 @@ pub(crate) use prompt_rows::PromptRows;
 use crate::allotment::Allotment;
 use crate::attention_rows::Taps;
 use crate::pins::Pins;
-use crate::policy::{EvictionPolicy, Granularity, PageScorer, PolicyError, Schedule};
+use crate::policy::{EvictionPolicy, Granularity, Packing, PageScorer, PolicyError, Schedule};
 use crate::policy_options::OptionSet;
 use crate::shape::{CacheShape, KvGroup};
+use crate::tiers::Tiers;
 
 const OPTIONS: OptionSet<PageEntroKvOptions> = OptionSet {
     policy: PageEntroKv::NAME,
@@ -63,6 +64,8 @@ const OPTIONS: OptionSet<PageEntroKvOptions> = OptionSet {
 /// | `allot` | see [`Allotment`] | `uniform` | how the budget is shared out among layers and heads |
 /// | `granularity` | `page`, `token` | `page` | whether pages are evicted or tokens |
 /// | `schedule` | `once`, `rolling`, `every:N`, `per_chunk:N` | `rolling` | when pages are evicted |
+/// | `pack` | `position`, `score` | `position` | in which order tokens that stay are stored |
+/// | `tiers` | `none`, or see [`Tiers`] | `none` | kinds of the pages that stay |
 ///
 /// The default is the paper's method but for the schedule: a budget given to an engine is a cap after every step.
 /// `preset=paper` is the paper's method whole and so evicts once. `preset=serving` is `row=window:32,pool=5,
@@ -138,7 +141,16 @@ impl EvictionPolicy for PageEntroKv {
     }
 
     fn granularity(&self) -> Granularity {
-        self.options.granularity
+        // Tokens are what is packed.
+        if self.options.packing == Packing::Score { Granularity::Token } else { self.options.granularity }
+    }
+
+    fn packing(&self) -> Packing {
+        self.options.packing
+    }
+
+    fn tiers(&self) -> Option<Tiers> {
+        self.options.tiers
     }
 
     fn scorer(&self, shape: &CacheShape, _group: KvGroup) -> Box<dyn PageScorer> {

@@ -22,6 +22,7 @@ use crate::pooled_pages::PooledPages;
 use crate::resident_tokens::ResidentTokens;
 use crate::second_stage::SecondStage;
 use crate::shape::{CacheShape, KvGroup};
+use crate::tiers::Tiers;
 
 pub use crate::schedule::Schedule;
 
@@ -54,6 +55,16 @@ pub trait EvictionPolicy: fmt::Debug + fmt::Display + Send + Sync {
         Granularity::Page
     }
 
+    /// In which order tokens that stay are stored.
+    fn packing(&self) -> Packing {
+        Packing::Position
+    }
+
+    /// The kinds of the pages that stay, where it decides about these too; a budget is one of bytes then.
+    fn tiers(&self) -> Option<Tiers> {
+        None
+    }
+
     /// What it gives up beside what the budget has no room for.
     fn release(&self) -> Release {
         Release::OverBudget
@@ -81,6 +92,22 @@ pub enum Release {
     OverBudget,
     /// These, and whatever room there is what is not pinned and has a score of minus infinity.
     Marked,
+}
+
+/// In which order the tokens of a KV group are stored once it has been decided about them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Packing {
+    /// That of the text.
+    #[default]
+    Position,
+    /// By falling score, so that whole pages go at the quality of single tokens, and a tighter budget is fewer of the same pages.
+    /// Keys carry their positions, and attention has no order. What it costs: nothing behind the compressed prefix can be taken
+    /// back, and no part of it be shared.
+    Score,
+}
+
+impl Packing {
+    pub(crate) const WORDS: [(&str, Self); 2] = [("position", Self::Position), ("score", Self::Score)];
 }
 
 /// What a rotary embedding stands for after an eviction.

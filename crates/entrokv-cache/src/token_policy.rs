@@ -15,11 +15,12 @@ use crate::head_pooling::HeadPooling;
 use crate::headwise_scorer::HeadwiseScorer;
 use crate::page_entro_kv::BlockProjection;
 use crate::pins::{Pins, RecentPages};
-use crate::policy::{EvictionPolicy, Granularity, PageScorer, Release, Rotation, Schedule, Sharing};
+use crate::policy::{EvictionPolicy, Granularity, Packing, PageScorer, Release, Rotation, Schedule, Sharing};
 use crate::policy_options::{OptionKey, spelling, word};
 use crate::resident_tokens::ResidentTokens;
 use crate::second_stage::SecondStage;
 use crate::shape::{CacheShape, KvGroup};
+use crate::tiers::Tiers;
 
 /// How tokens are scored.
 pub trait TokenMethod: fmt::Debug + Send + Sync {
@@ -103,6 +104,10 @@ pub struct Axes {
     pub granularity: Granularity,
     /// `schedule`: when pages are evicted.
     pub schedule: Schedule,
+    /// `pack`: in which order tokens that stay are stored.
+    pub packing: Packing,
+    /// `tiers`: the kinds of the pages that stay.
+    pub tiers: Option<Tiers>,
 }
 
 /// Four sinks, the best token of a page counts, every KV group for itself and alike, the budget kept after every step.
@@ -117,6 +122,8 @@ impl Default for Axes {
             sharing: Sharing::Group,
             granularity: Granularity::Page,
             schedule: Schedule::Rolling,
+            packing: Packing::Position,
+            tiers: None,
         }
     }
 }
@@ -183,6 +190,18 @@ impl<M: 'static> Options<M> {
             read: |options, text| text.parse().ok().map(|schedule| options.axes.schedule = schedule),
             show: |options| options.axes.schedule.to_string(),
         },
+        OptionKey {
+            key: "pack",
+            expected: "position or score",
+            read: |options, text| word(text, &Packing::WORDS).map(|packing| options.axes.packing = packing),
+            show: |options| spelling(options.axes.packing, &Packing::WORDS),
+        },
+        OptionKey {
+            key: "tiers",
+            expected: Tiers::EXPECTED,
+            read: |options, text| Tiers::read(text).map(|tiers| options.axes.tiers = tiers),
+            show: |options| Tiers::show(options.axes.tiers),
+        },
     ];
 }
 
@@ -243,7 +262,16 @@ impl EvictionPolicy for TokenPolicy {
     }
 
     fn granularity(&self) -> Granularity {
-        self.axes.granularity
+        // Tokens are what is packed.
+        if self.axes.packing == Packing::Score { Granularity::Token } else { self.axes.granularity }
+    }
+
+    fn packing(&self) -> Packing {
+        self.axes.packing
+    }
+
+    fn tiers(&self) -> Option<Tiers> {
+        self.axes.tiers
     }
 
     fn release(&self) -> Release {

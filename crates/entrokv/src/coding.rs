@@ -231,6 +231,7 @@ impl Coding {
     /// Whether a page of a sequence of `len` tokens is to be codes and is not yet.
     fn may_encode(&self, page: &ResidentPage, len: usize) -> bool {
         page.kind != self.kind
+            && page.settled().is_none()
             && page.index.0 as usize >= sink_pages(&self.shape)
             && page.len as usize == self.shape.page_size
             && page.end_position(self.shape.page_size) as usize + RECENT_TOKENS <= len

@@ -20,7 +20,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use entrokv_cache::{
-    BudgetError, CacheShape, EvictionPolicy, GateTap, KvCache, PageCost, PageKind, PagePool, Rotation,
+    BudgetError, CacheShape, EvictionPolicy, GateTap, KindShapeError, KvCache, Packing, PageCost, PageKind, PagePool,
+    Release, Rotation, Sharing,
 };
 use entrokv_kernels::arena::Arena;
 
@@ -112,6 +113,40 @@ pub enum SubmitError {
     /// A budget that cannot be kept.
     #[error(transparent)]
     Budget(#[from] BudgetError),
+    /// Tiers over a cache that is codes already.
+    #[error("tiers are made of plain pages, and this cache is of type {got}: leave the cache type to the tiers")]
+    TieredCodes {
+        /// How the cache is stored.
+        got: PageKind,
+    },
+    /// A plain tier of another kind than what is written.
+    #[error("a tier of {tier} cannot be made of pages written as {got}: a plain tier is of the cache's own type")]
+    PlainTier {
+        /// The tier.
+        tier: PageKind,
+        /// How tokens are written.
+        got: PageKind,
+    },
+    /// Tiers that this geometry cannot have.
+    #[error(transparent)]
+    TierShape(#[from] KindShapeError),
+    /// Tiers for a text that has been read without them.
+    #[error(
+        "tiers of codes need what the model's first queries say, and {got} tokens were read without it: begin a new sequence"
+    )]
+    LateTiers {
+        /// Tokens read.
+        got: usize,
+    },
+    /// Tiers with an axis that they have no room for.
+    #[error("{policy} evicts by layer, by mark or by slot, and tiers plan pages of every KV head")]
+    TieredPolicy {
+        /// The policy.
+        policy: String,
+    },
+    /// Packing without tiers.
+    #[error("pack=score is for caches of tiers: say tiers=KIND too, as in tiers=f16 or tiers=tq4:3nats+tq3v2")]
+    PackedAlone,
     /// Gates that cannot be had, or are another model's.
     #[error(transparent)]
     Gates(#[from] GatesError),
@@ -236,7 +271,8 @@ impl Engine {
     /// [`SubmitError`]; nothing is allocated then.
     pub fn submit(&mut self, request: Request) -> Result<SequenceId, SubmitError> {
         let turn = self.turn(&request, 0)?;
-        let (cache, coding) = self.new_cache(self.options.page_kind);
+        let tiers = request.eviction.as_ref().and_then(|eviction| eviction.policy.tiers());
+        let (cache, coding) = self.new_cache(tiers.and_then(|tiers| tiers.coded()).unwrap_or(self.options.page_kind));
         let id = SequenceId(self.next_id);
         self.next_id += 1;
         let segments = SegmentLists::new(&self.shape);
@@ -262,6 +298,10 @@ impl Engine {
             return Err(SubmitError::Busy(id));
         }
         let start = sequence.tokens.len();
+        let tiers = request.eviction.as_ref().and_then(|eviction| eviction.policy.tiers());
+        if tiers.and_then(|tiers| tiers.coded()).is_some() && sequence.coding.is_none() {
+            return Err(SubmitError::LateTiers { got: start });
+        }
         if let Some(EvictionOptions { policy, .. }) = &request.eviction
             && let Some(gates) = self.gates(&**policy)?.filter(|gates| gates.see_tokens())
         {
@@ -302,6 +342,7 @@ impl Engine {
         let eviction = match &request.eviction {
             Some(options) => {
                 self.check_sinks(options)?;
+                self.check_tiers(&*options.policy)?;
                 let gates = self.gates(&*options.policy)?;
                 let cost = PageCost::from(self.options.page_kind.written_as());
                 let logit_scale = self.runner.config().attention_scale;
@@ -342,6 +383,31 @@ impl Engine {
         let gates = Arc::new(self.runner.load_gates(tap, file)?);
         self.gates.insert(key, Arc::clone(&gates));
         Ok(Some(gates))
+    }
+
+    /// Whether the pages that stay can be of the kinds that `policy` says.
+    fn check_tiers(&self, policy: &dyn EvictionPolicy) -> Result<(), SubmitError> {
+        let (got, tiers) = (self.options.page_kind, policy.tiers());
+        if tiers.is_none() && policy.packing() == Packing::Score {
+            return Err(SubmitError::PackedAlone);
+        }
+        let Some(tiers) = tiers else { return Ok(()) };
+        if got.is_coded() {
+            return Err(SubmitError::TieredCodes { got });
+        }
+        if policy.rotation() == Rotation::Slot
+            || policy.release() == Release::Marked
+            || policy.sharing() == Sharing::Layer
+        {
+            return Err(SubmitError::TieredPolicy { policy: policy.to_string() });
+        }
+        for kind in tiers.kinds() {
+            kind.check(&self.shape)?;
+            if !self.options.page_kind.can_become(kind) || (!kind.is_coded() && kind != got) {
+                return Err(SubmitError::PlainTier { tier: kind, got });
+            }
+        }
+        Ok(())
     }
 
     /// Whether the sinks of a policy that rotates by slot can be rewritten.

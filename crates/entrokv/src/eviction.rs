@@ -12,6 +12,7 @@
 //!
 //! Only global layers are ever scored or freed; window layers look after themselves.
 
+mod arrange;
 mod query_sums;
 mod saved;
 mod two_way_sums;
@@ -23,8 +24,8 @@ use std::sync::Arc;
 use entrokv_cache::{
     Allotment, AttentionForm, AttentionRows, Budget, BudgetError, CacheShape, EvictionPolicy, Granularity, GroupUnits,
     KvCache, KvGroup, LayerKind, LogitScale, OpenPage, OutputTap, PageCost, PageFate, PageKind, PagePlace, PagePool,
-    PageScorer, Pins, QueryMoments, QueryTap, Reconstruction, Release, ResidentTokens, ResolvedBudget, RotaryPairs,
-    Rotation, RowSource, RowTap, Schedule, Sharing, TokenTap, TwoWayTap, select_pages, select_tokens,
+    PageScorer, Pins, PoolExhausted, QueryMoments, QueryTap, Reconstruction, Release, ResidentTokens, ResolvedBudget,
+    RotaryPairs, Rotation, RowSource, RowTap, Schedule, Sharing, TokenTap, TwoWayTap, select_pages, select_tokens,
 };
 use entrokv_kernels::attention::Tap;
 use entrokv_kernels::codes::KeyConstants;
@@ -387,10 +388,21 @@ impl Eviction {
 
     /// Fixes the budget of a prompt of `prompt_tokens` (all turns counted) that has been read, or a chunk of it
     /// ([`Eviction::pause_after`]), its pages weighing `cost`, and frees what is over it.
-    pub(crate) fn end_prompt(&mut self, mut held: Held<'_>, pool: &mut PagePool, cost: PageCost, prompt_tokens: usize) {
+    ///
+    /// # Errors
+    /// [`PoolExhausted`] if a policy of tiers found no room for new pages beside old ones.
+    pub(crate) fn end_prompt(
+        &mut self,
+        mut held: Held<'_>,
+        pool: &mut PagePool,
+        cost: PageCost,
+        prompt_tokens: usize,
+    ) -> Result<(), PoolExhausted> {
         let cache = &*held.cache;
         self.prompt_tokens = prompt_tokens;
-        let keep = self.resolve(cost);
+        let tiers = self.policy.tiers();
+        // What tokens weigh as they were written is what a part of them is a part of, whatever they are stored as.
+        let keep = self.resolve(if tiers.is_some() { PageCost::from(cache.kind()) } else { cost });
         let num_summed_rows = std::mem::replace(&mut self.num_summed_rows, vec![0; self.shape.layers.len()]);
         let mut columns = Vec::new();
         for group in &mut self.groups {
@@ -408,9 +420,12 @@ impl Eviction {
             group.scorer.end_prompt();
         }
         self.groups.iter_mut().for_each(|group| group.cap = keep);
+        let open = if cache.open_page().is_some() { OpenPage::Newest } else { OpenPage::None };
+        if let Some(tiers) = tiers {
+            return self.arrange(&mut held, pool, tiers, open);
+        }
         let full = self.shape.pages_for(cache.logical_len());
         self.cap_heads(held.runner, full, keep);
-        let open = if cache.open_page().is_some() { OpenPage::Newest } else { OpenPage::None };
         let releases = self.policy.release() == Release::Marked;
         let least = self.groups.iter().map(|group| group.cap).min().unwrap_or(keep);
         let scored = self.scored(&held, |table_len| releases || table_len > least);
@@ -452,6 +467,7 @@ impl Eviction {
             let num_groups = self.groups.len() as f64;
             (self.report.uor, self.report.uor_per_head) = (pages_held / num_groups, alone / num_groups);
         }
+        Ok(())
     }
 
     /// Says which heads stream, where that is how the policy shares the budget out: a head that does not has room for `full` pages.
@@ -526,6 +542,11 @@ impl Eviction {
                 TokenTap::None if needs.output == OutputTap::None => vec![TokenVectors::default(); groups.len()],
                 _ => held.runner.token_vectors(cache, layer, held.constants),
             };
+            let of_new = |(vectors, group): (TokenVectors, &ScoredGroup)| {
+                let settled = cache.num_settled(group.group) * self.shape.page_size * self.shape.head_dim;
+                vectors.after(settled)
+            };
+            let vectors: Vec<TokenVectors> = vectors.into_iter().zip(groups.iter()).map(of_new).collect();
             let output_norms = match needs.output {
                 OutputTap::None => vec![Vec::new(); groups.len()],
                 OutputTap::Norms => held.runner.output_norms(layer, &vectors),
@@ -575,6 +596,9 @@ impl Eviction {
 
     /// Fixes the budget anew where pages weigh something else from now on: the same bytes hold more of them.
     pub(crate) fn reprice(&mut self, cost: PageCost) {
+        if self.policy.tiers().is_some() {
+            return;
+        }
         if let Some(before) = self.resolved.as_ref().map(|resolved| resolved.pages_per_group) {
             let more = self.resolve(cost).saturating_sub(before);
             // Codes weigh less the more of a group's pages they are, so shares that fitted still do.
@@ -608,6 +632,9 @@ impl Eviction {
         let opens_page = next.is_multiple_of(self.shape.page_size);
         if !opens_page || self.policy.schedule() == Schedule::Once || next < held.cache.logical_len() {
             return;
+        }
+        if self.policy.tiers().is_some() {
+            return self.make_room_in_bytes(&mut held, pool, next);
         }
         self.cap_heads(held.runner, next / self.shape.page_size + 1, keep);
         // With shares of the budget a group may have room where its neighbours have not.
@@ -712,10 +739,10 @@ fn attention_form(config: &ModelConfig) -> AttentionForm<'_> {
     AttentionForm { frequencies: &config.rope.global, pairs, scale: config.attention_scale }
 }
 
-/// Absolute positions of the tokens of `group`, ascending: the columns of its attention rows.
+/// The columns of attention rows over the tokens of `group` ([`KvCache::columns`]).
 fn positions(cache: &KvCache, group: KvGroup, out: &mut Vec<u32>) {
     out.clear();
-    out.extend(cache.table(group).iter().flat_map(|page| page.positions(cache.shape().page_size)));
+    out.extend(cache.columns(group));
 }
 
 /// Column sums of more tokens than before: the new ones begin at 0.

@@ -50,6 +50,15 @@ pub struct TokenVectors {
     pub values: Vec<f32>,
 }
 
+impl TokenVectors {
+    /// Those behind the first `elements` of keys and of values, if there are any vectors.
+    pub(crate) fn after(mut self, elements: usize) -> Self {
+        self.keys.drain(..elements.min(self.keys.len()));
+        self.values.drain(..elements.min(self.values.len()));
+        self
+    }
+}
+
 impl Store {
     /// Reserves `capacity_bytes` of address space; memory is taken when a page is first written.
     ///

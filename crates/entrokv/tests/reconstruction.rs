@@ -281,6 +281,8 @@ fn an_interrupted_pass_goes_on() {
     let id = model.engine.submit(request()).unwrap();
     step_into_pass(&mut model, 10);
     let (over, stopped) = (AtomicBool::new(false), AtomicBool::new(false));
+    // Once in any case, however late the thread that goes on interrupting is begun.
+    interrupt.store(true, Ordering::Relaxed);
     std::thread::scope(|scope| {
         // Anywhere in a step, also between two layers of it.
         scope.spawn(|| {

@@ -88,7 +88,7 @@ pub enum FateError {
     },
     /// Tokens that cannot be moved together.
     #[error(
-        "{got} tokens cannot be kept of {closed} in full pages of {page_size}: ascending places of whole pages' worth of them can"
+        "{got} tokens cannot be kept of {closed} in full pages of {page_size}: different ones, of whole pages' worth, can"
     )]
     Tokens {
         /// Tokens that were to be kept.

@@ -22,6 +22,8 @@ pub struct ResidentPage {
     /// Absolute positions of its tokens `[len]`, where they have moved together from several pages; `None` where they are
     /// those of the page's index.
     positions: Option<Box<[u32]>>,
+    /// Its score when it was last decided about, where that was for good.
+    settled: Option<f32>,
     frame: Frame,
 }
 
@@ -48,26 +50,32 @@ impl ResidentPage {
     }
 
     /// Position that stands for its first token in attention: tokens that moved together stand at the places of those they
-    /// took over from, which are at their own positions or before them, in the same order.
+    /// took over from. Every query that is still to come is behind all of these places, so that their order is nobody's business.
     pub fn first_position(&self, page_size: usize) -> u32 {
         self.index.first_position(page_size)
     }
 
-    /// Absolute positions of its tokens, ascending.
+    /// Absolute positions of its tokens; ascending, unless its tokens were packed by score.
     pub fn positions(&self, page_size: usize) -> impl Iterator<Item = u32> {
         let first = self.first_position(page_size);
         (0..self.len).map(move |slot| self.positions.as_deref().map_or(first + slot, |own| own[slot as usize]))
     }
 
-    /// Absolute position after its last filled token.
+    /// Absolute position after that of its newest token.
     pub fn end_position(&self, page_size: usize) -> u32 {
-        let moved = self.positions.as_deref().and_then(<[u32]>::last);
+        let moved = self.positions.as_deref().and_then(|own| own.iter().max());
         moved.map_or(self.first_position(page_size) + self.len, |last| last + 1)
     }
 
     /// Whether its tokens have moved together from several pages.
     pub fn is_compacted(&self) -> bool {
         self.positions.is_some()
+    }
+
+    /// Its score when a plan last decided about it, where the plan settled its kind and its tokens: it may be freed from then
+    /// on, and nothing else happens to it.
+    pub fn settled(&self) -> Option<f32> {
+        self.settled
     }
 
     /// What there is to know of it beside its bytes.
@@ -91,6 +99,8 @@ pub(super) struct Table {
     held: Vec<KindFootprint>,
     /// Bytes of the positions of compacted pages.
     position_bytes: usize,
+    /// Whether tokens stand in another order than that of their positions.
+    is_packed: bool,
     revision: Revision,
     /// The first place whose page the last revision changed.
     first_changed: usize,
@@ -135,13 +145,14 @@ impl Table {
     }
 
     pub(super) fn slot(&self, position: u32, page_size: usize) -> Option<Slot> {
+        let slot_in = |page: &ResidentPage| page.positions(page_size).position(|own| own == position);
+        if self.is_packed {
+            let found = self.pages.iter().find_map(|page| Some((page, slot_in(page)?)));
+            return found.map(|(page, index)| Slot { range: page.range(), kind: page.kind, index });
+        }
         // Pages ascend by their tokens' positions, whether these have moved or not.
         let page = self.pages.get(self.pages.partition_point(|page| page.end_position(page_size) <= position))?;
-        let slot = match page.positions.as_deref() {
-            Some(positions) => positions.binary_search(&position).ok()?,
-            None => position.checked_sub(page.first_position(page_size))? as usize,
-        };
-        Some(Slot { range: page.range(), kind: page.kind, index: slot })
+        slot_in(page).map(|index| Slot { range: page.range(), kind: page.kind, index })
     }
 
     /// Adds the tokens at `positions`, which follow the last one, taking a frame for each page they begin.
@@ -162,7 +173,14 @@ impl Table {
                 held.pages += 1;
                 held.bytes += frame.bytes();
                 let index = PageIndex((page_start / page_size) as u32);
-                self.pages.push(ResidentPage { index, kind, len: filled as u32, positions: None, frame });
+                self.pages.push(ResidentPage {
+                    index,
+                    kind,
+                    len: filled as u32,
+                    positions: None,
+                    settled: None,
+                    frame,
+                });
             } else {
                 // A page that has begun and is not full is the open one, and the open one is never freed.
                 self.pages.last_mut().expect("the open page is resident").len = filled as u32;
@@ -179,7 +197,7 @@ impl Table {
         held.pages += 1;
         held.bytes += frame.bytes();
         self.resident_tokens += len as usize;
-        let page = ResidentPage { index, kind, len, positions: record.positions.clone(), frame };
+        let page = ResidentPage { index, kind, len, positions: record.positions.clone(), settled: None, frame };
         self.position_bytes += page.heap_bytes();
         self.pages.push(page);
     }
@@ -264,25 +282,26 @@ impl Table {
         Ok(moves.len() as u64)
     }
 
-    /// Keeps the tokens at the places `kept` of those of the first `num_pages` pages, which are full, moved together into as few
-    /// of these pages as hold them; frees the other ones. The tokens of pages after them stay where they are.
+    /// Keeps the tokens at the places `kept` of those of the pages at `range`, which are full, moved together in this order into
+    /// as few of these pages as hold them; frees the other ones. The tokens of other pages stay where they are.
     ///
     /// `move_tokens` is given the places of the pages, and of the tokens.
     pub(super) fn compact(
         &mut self,
         pool: &mut PagePool,
         page_size: usize,
-        num_pages: usize,
+        range: Range<usize>,
         kept: &[u32],
         move_tokens: &mut dyn FnMut(&[PagePlace], &[u32]),
     ) -> Applied {
-        let pages = &self.pages[..num_pages];
+        let pages = &self.pages[range.clone()];
         let places: Vec<PagePlace> =
             pages.iter().map(|page| PagePlace { kind: page.kind, range: page.range() }).collect();
         move_tokens(&places, kept);
         let positions: Vec<u32> = pages.iter().flat_map(|page| page.positions(page_size)).collect();
         let num_left = kept.len() / page_size;
-        for (page, kept) in self.pages.iter_mut().zip(kept.chunks_exact(page_size)) {
+        self.is_packed |= !kept.is_sorted();
+        for (page, kept) in self.pages[range.clone()].iter_mut().zip(kept.chunks_exact(page_size)) {
             let own: Vec<u32> = kept.iter().map(|&place| positions[place as usize]).collect();
             let first = page.first_position(page_size);
             self.position_bytes -= page.heap_bytes();
@@ -291,10 +310,28 @@ impl Table {
             self.position_bytes += page.heap_bytes();
         }
         let num_unmoved = kept.iter().zip(0..).take_while(|(from, to)| *from == to).count() / page_size;
-        let applied = self.retain(pool, |place, _| place < num_left || place >= num_pages);
-        // Tokens move because others go, and with these at least a page: one change, from the first page that has others.
-        self.first_changed = self.first_changed.min(num_unmoved);
+        let num_kept = range.start + num_left;
+        let applied = self.retain(pool, |place, _| place < num_kept || place >= range.end);
+        // One change, from the first page that has other tokens.
+        let first_moved = range.start + num_unmoved;
+        if applied.pages_freed > 0 {
+            self.first_changed = self.first_changed.min(first_moved);
+        } else if num_unmoved < num_left {
+            self.change(first_moved);
+        }
         applied
+    }
+
+    /// Settles the first pages with these scores.
+    pub(super) fn settle(&mut self, scores: &[f32]) {
+        for (page, &score) in self.pages.iter_mut().zip(scores) {
+            page.settled = Some(score);
+        }
+    }
+
+    /// Whether tokens stand in another order than that of their positions.
+    pub(super) fn is_packed(&self) -> bool {
+        self.is_packed
     }
 
     /// Keeps the pages `keep` says (given their place in the table), frees the others.

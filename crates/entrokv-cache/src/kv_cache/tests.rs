@@ -185,17 +185,73 @@ fn tokens_that_stay_move_together() {
 }
 
 #[test]
+fn packed_tokens_stand_where_they_were_put() {
+    let (mut pool, mut cache) = grown(100, 18);
+    assert!(!cache.is_packed(GLOBAL));
+    let order = [0, 13, 7, 2, 15, 1, 4, 9];
+    cache
+        .compact(&mut pool, GLOBAL, &order, &mut |pages, kept| {
+            assert_eq!((pages.len(), kept), (4, &order[..]));
+        })
+        .unwrap();
+    assert!(cache.is_packed(GLOBAL));
+    assert_eq!(positions(&cache, GLOBAL), [0, 13, 7, 2, 15, 1, 4, 9, 16, 17]);
+    assert_eq!(cache.columns(GLOBAL).collect::<Vec<_>>(), [0, 1, 2, 3, 4, 5, 6, 7, 16, 17]);
+    for (place, position) in order.into_iter().enumerate() {
+        let slot = cache.slot(GLOBAL, position).unwrap();
+        assert_eq!((slot.range, slot.index), (cache.table(GLOBAL)[place / 4].range(), place % 4));
+    }
+    assert_eq!([3, 5, 12, 18].map(|position| cache.slot(GLOBAL, position)), [const { None }; 4]);
+    assert_eq!(cache.slot(GLOBAL, 17).unwrap().index, 1);
+    assert_eq!([0, 1, 2].map(|page| cache.table(GLOBAL)[page].end_position(4)), [14, 16, 18]);
+    // Where nothing goes tokens still move.
+    let (mut pool_2, mut other) = grown(100, 8);
+    let before = other.revision(GLOBAL);
+    other.compact(&mut pool_2, GLOBAL, &[0, 1, 2, 3, 7, 6, 5, 4], &mut no_bytes).unwrap();
+    assert_eq!((other.first_changed(GLOBAL, before), other.table(GLOBAL).len()), (1, 2));
+    cache.release(&mut pool);
+    other.release(&mut pool_2);
+}
+
+#[test]
+fn settled_pages_do_not_move() {
+    let (mut pool, mut cache) = grown(100, 18);
+    let tq4 = PageKind::of(Encoding::Tq4);
+    let keep = PageFate::Keep;
+    cache
+        .apply(&mut pool, GLOBAL, &[PageFate::Recode(tq4), PageFate::Recode(tq4), keep, keep, keep], &mut |_| ())
+        .unwrap();
+    assert!(!cache.is_by_token(GLOBAL));
+    cache.settle(GLOBAL, &[9.0, 1.0]);
+    assert_eq!((cache.num_settled(GLOBAL), cache.is_by_token(GLOBAL)), (2, true));
+    let ranges: Vec<_> = cache.table(GLOBAL).iter().map(ResidentPage::range).collect();
+    // Places are those of the pages after them: tokens 8 to 15.
+    cache
+        .compact(&mut pool, GLOBAL, &[7, 0, 3, 4], &mut |pages, _| {
+            assert_eq!(pages.iter().map(|page| page.range.clone()).collect::<Vec<_>>(), ranges[2..4]);
+        })
+        .unwrap();
+    assert_eq!(positions(&cache, GLOBAL), [0, 1, 2, 3, 4, 5, 6, 7, 15, 8, 11, 12, 16, 17]);
+    let free: [PageFate; 4] = [keep, PageFate::Free, keep, keep];
+    cache.apply(&mut pool, GLOBAL, &free, &mut no_move).unwrap();
+    let settled: Vec<Option<f32>> = cache.table(GLOBAL).iter().map(ResidentPage::settled).collect();
+    assert_eq!((settled, cache.num_settled(GLOBAL)), (vec![Some(9.0), None, None], 1));
+    cache.release(&mut pool);
+    assert_eq!(pool.used_bytes(), 0);
+}
+
+#[test]
 fn a_refused_compaction_changes_nothing() {
     let (mut pool, mut cache) = grown(100, 18);
     let (before, used) = (seen(&cache), pool.used_bytes());
     let refused = |cache: &mut KvCache, pool: &mut PagePool, group, kept: &[u32]| {
         cache.compact(pool, group, kept, &mut |_, _| unreachable!("refused")).unwrap_err().to_string()
     };
-    for kept in [&[0, 1, 2][..], &[0, 1, 1, 2], &[3, 2, 1, 0], &[0, 1, 2, 16], &[0, 1, 2, u32::MAX]] {
+    for kept in [&[0, 1, 2][..], &[0, 1, 1, 2], &[3, 2, 1, 3], &[0, 1, 2, 16], &[0, 1, 2, u32::MAX]] {
         let error = refused(&mut cache, &mut pool, GLOBAL, kept);
         let tokens = kept.len();
         let expected = format!(
-            "{tokens} tokens cannot be kept of 16 in full pages of 4: ascending places of whole pages' worth of them can"
+            "{tokens} tokens cannot be kept of 16 in full pages of 4: different ones, of whole pages' worth, can"
         );
         assert_eq!(error, expected);
     }

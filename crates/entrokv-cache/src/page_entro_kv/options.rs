@@ -6,8 +6,9 @@ use crate::allotment::Allotment;
 use crate::attention_rows::RowTap;
 use crate::entropy::RenyiOrder;
 use crate::pins::RecentPages;
-use crate::policy::{Granularity, Schedule};
+use crate::policy::{Granularity, Packing, Schedule};
 use crate::policy_options::{OptionKey, Preset, spelling, word};
+use crate::tiers::Tiers;
 
 /// Widest average pool taken as an option, in tokens.
 const MAX_POOL_WIDTH: usize = 255;
@@ -41,6 +42,10 @@ pub struct PageEntroKvOptions {
     pub granularity: Granularity,
     /// `schedule`: when pages are evicted.
     pub schedule: Schedule,
+    /// `pack`: in which order tokens that stay are stored.
+    pub packing: Packing,
+    /// `tiers`: the kinds of the pages that stay.
+    pub tiers: Option<Tiers>,
 }
 
 /// How the heads of a group become one score a token.
@@ -129,6 +134,8 @@ impl Default for PageEntroKvOptions {
             allotment: Allotment::Uniform,
             granularity: Granularity::Page,
             schedule: Schedule::Rolling,
+            packing: Packing::Position,
+            tiers: None,
         }
     }
 }
@@ -242,6 +249,18 @@ pub(crate) const OPTION_KEYS: &[OptionKey<PageEntroKvOptions>] = &[
         expected: Schedule::EXPECTED,
         read: |options, text| text.parse().ok().map(|schedule| options.schedule = schedule),
         show: |options| options.schedule.to_string(),
+    },
+    OptionKey {
+        key: "pack",
+        expected: "position or score",
+        read: |options, text| word(text, &Packing::WORDS).map(|packing| options.packing = packing),
+        show: |options| spelling(options.packing, &Packing::WORDS),
+    },
+    OptionKey {
+        key: "tiers",
+        expected: Tiers::EXPECTED,
+        read: |options, text| Tiers::read(text).map(|tiers| options.tiers = tiers),
+        show: |options| Tiers::show(options.tiers),
     },
 ];
 

@@ -1,7 +1,7 @@
 //! KVzip: what the model needs to repeat the text stays.
 
 use crate::allotment::Allotment;
-use crate::attention_rows::{AttentionRows, Reconstruction, RowSource, Taps};
+use crate::attention_rows::{AttentionRows, Reconstruction, RowSource, RowTap, Taps};
 use crate::policy::{EvictionPolicy, PolicyError, Schedule};
 use crate::policy_options::{OptionKey, OptionSet, at_least};
 use crate::resident_tokens::ResidentTokens;
@@ -11,32 +11,59 @@ use crate::token_policy::{Axes, Options, TokenMethod, TokenScorer};
 /// The policy `kvzip` (Kim et al. 2025, equation 2): the largest attention that any query of a group's heads gives a token
 /// while the model repeats the text. It asks nothing about what comes after the prompt, so that a question may come later.
 ///
+/// With `window=N` that mass is multiplied with a power of the largest one that the last N queries of the prompt give the token:
+/// what the text's end looks back at is what most continuations need first.
+///
 /// One budget is shared by all layers and heads, as in the paper. Departures: the sinks stay, so no head is ever empty; the
 /// whole prompt is repeated and scored, a chat template's opening too. Tokens no pass has repeated, those of an answer, stay
 /// before all others, and the oldest of them go first: the paper evicts at the prompt's end only. A further turn repeats what
 /// has come since the last one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Kvzip {
     /// `chunk`: tokens repeated at a time.
     pub chunk: usize,
+    /// `window`: the last so many queries of the prompt count too; 0 is the paper's method.
+    pub window: usize,
+    /// `weight`: the power in which they do.
+    pub weight: f64,
 }
 
 impl Default for Kvzip {
-    /// Chunks of the authors' code.
+    /// Chunks of the authors' code, and no window.
     fn default() -> Self {
-        Self { chunk: 2000 }
+        Self { chunk: 2000, window: 0, weight: 0.2 }
     }
 }
+
+/// What a token counts that no query of the window looks at.
+const LEAST_WINDOW_MASS: f64 = 1e-9;
 
 const OPTIONS: OptionSet<Options<Kvzip>> = OptionSet {
     policy: Kvzip::NAME,
     keys: &[
-        &[OptionKey {
-            key: "chunk",
-            expected: "a number of tokens, 16 or more",
-            read: |options, text| at_least(text, 16).map(|chunk| options.method.chunk = chunk),
-            show: |options| options.method.chunk.to_string(),
-        }],
+        &[
+            OptionKey {
+                key: "chunk",
+                expected: "a number of tokens, 16 or more",
+                read: |options, text| at_least(text, 16).map(|chunk| options.method.chunk = chunk),
+                show: |options| options.method.chunk.to_string(),
+            },
+            OptionKey {
+                key: "window",
+                expected: "a number of queries, 0 or more",
+                read: |options, text| at_least(text, 0).map(|window| options.method.window = window),
+                show: |options| options.method.window.to_string(),
+            },
+            OptionKey {
+                key: "weight",
+                expected: "a power from 0 to 4",
+                read: |options, text| {
+                    options.method.weight = text.parse().ok().filter(|weight| (0.0..=4.0).contains(weight))?;
+                    Some(())
+                },
+                show: |options| options.method.weight.to_string(),
+            },
+        ],
         Options::AXES,
     ],
     without: &[],
@@ -59,73 +86,137 @@ impl TokenMethod for Kvzip {
     }
 
     fn needs(&self, _schedule: Schedule) -> Taps {
-        Taps { reconstruction: Some(Reconstruction { chunk: self.chunk }), ..Taps::default() }
+        let prompt = if self.window > 0 { RowTap::Window(self.window) } else { RowTap::None };
+        Taps { prompt, reconstruction: Some(Reconstruction { chunk: self.chunk }), ..Taps::default() }
     }
 
     fn scorer(&self, _shape: &CacheShape, _group: KvGroup) -> Box<dyn TokenScorer> {
-        Box::new(KvzipScorer::default())
+        let window = (self.window > 0).then(Largest::default);
+        Box::new(KvzipScorer { repeated: Largest::default(), window, weight: self.weight, is_over: false, bad_rows: 0 })
     }
 }
 
-/// The largest mass of each token that has been repeated.
-#[derive(Default)]
 struct KvzipScorer {
-    /// Ascending.
-    positions: Vec<u32>,
-    /// Of each position.
-    largest: Vec<f32>,
+    /// Of each token that has been repeated.
+    repeated: Largest,
+    /// Of each token that the window has looked at, where it is to.
+    window: Option<Largest>,
+    weight: f64,
+    /// Whether the next window is that of another prompt.
+    is_over: bool,
     bad_rows: u64,
 }
 
-impl KvzipScorer {
-    fn raise(&mut self, position: u32, mass: f32) {
-        match self.positions.binary_search(&position) {
-            Ok(at) => self.largest[at] = self.largest[at].max(mass),
-            Err(at) => {
-                self.positions.insert(at, position);
-                self.largest.insert(at, mass);
+/// The largest mass of each of some tokens.
+#[derive(Default)]
+struct Largest {
+    /// Ascending.
+    positions: Vec<u32>,
+    /// Of each position.
+    masses: Vec<f32>,
+}
+
+impl Largest {
+    /// Takes in `masses` of the tokens at `positions`, ascending.
+    fn raise(&mut self, positions: &[u32], masses: &[f32]) {
+        if !positions.starts_with(&self.positions) {
+            self.insert(positions);
+        } else {
+            self.positions.extend_from_slice(&positions[self.positions.len()..]);
+        }
+        self.masses.resize(self.positions.len(), 0.0);
+        let first = positions.first().map_or(0, |first| self.positions.partition_point(|known| known < first));
+        let mut known = self.positions[first..].iter().zip(&mut self.masses[first..]);
+        for (position, mass) in positions.iter().zip(masses) {
+            if let Some((_, known)) = known.by_ref().find(|(known, _)| *known == position) {
+                *known = known.max(*mass);
             }
         }
+    }
+
+    /// Makes room for `positions` among those it has.
+    fn insert(&mut self, positions: &[u32]) {
+        let new: Vec<u32> = positions.iter().copied().filter(|at| self.positions.binary_search(at).is_err()).collect();
+        if self.positions.last() < new.first() {
+            self.positions.extend(new);
+            return;
+        }
+        let masses = self.positions.iter().copied().zip(self.masses.iter().copied());
+        let mut all: Vec<(u32, f32)> = masses.chain(new.into_iter().map(|position| (position, 0.0))).collect();
+        all.sort_unstable_by_key(|(position, _)| *position);
+        (self.positions, self.masses) = all.into_iter().unzip();
+    }
+
+    /// The mass of each of the tokens at `positions`, ascending; `None` for one it has not seen.
+    fn at(&self, positions: &[u32]) -> impl Iterator<Item = Option<f32>> {
+        let mut known = self.positions.iter().zip(&self.masses).peekable();
+        positions.iter().map(move |position| {
+            while known.next_if(|(known, _)| *known < position).is_some() {}
+            known.next_if(|(known, _)| *known == position).map(|(_, mass)| *mass)
+        })
+    }
+
+    /// Forgets every token that is not at one of `positions`.
+    fn retain(&mut self, positions: &[u32]) {
+        let known: Vec<(u32, f32)> =
+            positions.iter().copied().zip(self.at(positions)).filter_map(|(at, mass)| Some((at, mass?))).collect();
+        (self.positions, self.masses) = known.into_iter().unzip();
+        self.positions.shrink_to_fit();
+        self.masses.shrink_to_fit();
+    }
+
+    fn bytes(&self) -> usize {
+        self.positions.capacity() * size_of::<u32>() + self.masses.capacity() * size_of::<f32>()
     }
 }
 
 impl TokenScorer for KvzipScorer {
     fn observe(&mut self, rows: AttentionRows<'_>) {
-        debug_assert_eq!(rows.source, RowSource::Reconstruction, "nothing else was asked for");
+        let largest = match (rows.source, &mut self.window) {
+            (RowSource::Prompt, Some(window)) => {
+                if std::mem::take(&mut self.is_over) {
+                    *window = Largest::default();
+                }
+                window
+            }
+            _ => &mut self.repeated,
+        };
         for (row, head) in (0..rows.num_rows()).flat_map(|row| (0..rows.group_size).map(move |head| (row, head))) {
             let masses = rows.head(row, head);
             // The masses of a chunk are a part of a row: they may all be 0.
-            if !masses.iter().all(|mass| (0.0..=f32::MAX).contains(mass)) {
+            if masses.iter().all(|mass| (0.0..=f32::MAX).contains(mass)) {
+                largest.raise(rows.positions, masses);
+            } else {
                 self.bad_rows += 1;
-                continue;
             }
-            rows.positions.iter().zip(masses).for_each(|(&position, &mass)| self.raise(position, mass));
         }
     }
 
+    fn end_prompt(&mut self) {
+        self.is_over = true;
+    }
+
     fn score(&mut self, tokens: ResidentTokens<'_>, out: &mut Vec<f32>) {
-        let mut known = self.positions.iter().zip(&self.largest).peekable();
-        out.extend(tokens.positions.iter().map(|position| {
-            while known.next_if(|(known, _)| *known < position).is_some() {}
-            let mass = known.next_if(|(known, _)| *known == position).map(|(_, mass)| *mass);
+        let repeated = self.repeated.at(tokens.positions);
+        out.extend(tokens.positions.iter().zip(repeated).map(|(position, mass)| {
             // No mass is above 1, or much above it.
             mass.unwrap_or(2.0 + *position as f32)
         }));
+        if let Some(window) = &self.window {
+            for (score, mass) in out.iter_mut().zip(window.at(tokens.positions)) {
+                let mass = mass.map_or(LEAST_WINDOW_MASS, |mass| f64::from(mass).max(LEAST_WINDOW_MASS));
+                if *score < 2.0 {
+                    *score = (f64::from(*score) * mass.powf(self.weight)) as f32;
+                }
+            }
+        }
     }
 
     fn retain(&mut self, positions: &[u32]) {
-        let mut kept = positions.iter().peekable();
-        let mut stays = |position: &u32| {
-            while kept.next_if(|kept| *kept < position).is_some() {}
-            kept.next_if(|kept| *kept == position).is_some()
-        };
-        let stay: Vec<bool> = self.positions.iter().map(&mut stays).collect();
-        let mut at = stay.iter();
-        self.positions.retain(|_| at.next() == Some(&true));
-        let mut at = stay.iter();
-        self.largest.retain(|_| at.next() == Some(&true));
-        self.positions.shrink_to_fit();
-        self.largest.shrink_to_fit();
+        self.repeated.retain(positions);
+        if let Some(window) = &mut self.window {
+            window.retain(positions);
+        }
     }
 
     fn nan_rows(&self) -> u64 {
@@ -133,7 +224,6 @@ impl TokenScorer for KvzipScorer {
     }
 
     fn state_bytes(&self) -> u64 {
-        let tokens = self.positions.capacity() * size_of::<u32>() + self.largest.capacity() * size_of::<f32>();
-        (size_of::<Self>() + tokens) as u64
+        (size_of::<Self>() + self.repeated.bytes() + self.window.as_ref().map_or(0, Largest::bytes)) as u64
     }
 }

@@ -285,7 +285,10 @@ impl Sequence {
         if let (Some(eviction), Ended::Prompt) = (&mut turn.eviction, ended) {
             let start = Instant::now();
             let constants = coding.as_ref().map_or(&[][..], Coding::constants);
-            eviction.end_prompt(Held { cache, constants, runner }, pool, cost, turn.prompt_end);
+            let arranged = eviction.end_prompt(Held { cache, constants, runner }, pool, cost, turn.prompt_end);
+            if let Err(error) = arranged {
+                return Err(error);
+            }
             if let Some(sinks) = eviction.sinks_to_turn() {
                 turned_sinks.follow(cache, sinks, constants, runner);
             }

@@ -27,10 +27,12 @@ pub(super) struct Units {
 }
 
 impl Units {
-    /// What `group` holds, by tokens if they are `wanted` and can move, else by pages; without scores.
+    /// What `group` holds in pages that are not settled, by tokens if they are `wanted` and can move, else by pages; without
+    /// scores.
     pub(super) fn of(cache: &KvCache, group: KvGroup, wanted: Granularity) -> Self {
-        let (table, page_size) = (cache.table(group), cache.shape().page_size);
-        let positions: Vec<u32> = table.iter().flat_map(|page| page.positions(page_size)).collect();
+        let (num_settled, page_size) = (cache.num_settled(group), cache.shape().page_size);
+        let table = &cache.table(group)[num_settled..];
+        let positions: Vec<u32> = cache.columns(group).skip(num_settled * page_size).collect();
         let granularity = if cache.is_by_token(group) { wanted } else { Granularity::Page };
         let spans = if wanted == Granularity::Token || table.iter().any(|page| page.is_compacted()) {
             positions.iter().map(|&first_position| PageSpan { first_position, len: 1 }).collect()
