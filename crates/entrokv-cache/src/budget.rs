@@ -21,6 +21,7 @@ use std::fmt;
 use thiserror::Error;
 
 use crate::page_cost::PageCost;
+use crate::page_kind::PageKind;
 use crate::pins::Pins;
 use crate::shape::CacheShape;
 
@@ -112,6 +113,31 @@ impl Budget {
         let pages = tokens as usize / shape.page_size;
         let resolved = ResolvedBudget::of(pages.max(smallest), shape, &cost);
         Ok(ResolvedBudget { raised: pages < smallest, ..resolved })
+    }
+
+    /// As [`Budget::resolve`], where bytes and not pages are shared out: for pages written as `kind` and then stored as others.
+    /// What a part of the prompt's tokens, or a number of tokens, weighs as written is counted to the token, and bytes to the byte.
+    ///
+    /// # Errors
+    /// As [`Budget::check`].
+    pub fn resolve_in_bytes(
+        &self,
+        shape: &CacheShape,
+        kind: PageKind,
+        prompt_tokens: usize,
+        pins: &Pins,
+    ) -> Result<ResolvedBudget, BudgetError> {
+        let resolved = self.resolve(shape, kind, prompt_tokens, pins)?;
+        let tokens = match *self {
+            Budget::Bytes(bytes) => return Ok(ResolvedBudget { bytes: bytes.max(resolved.bytes), ..resolved }),
+            Budget::Tokens(tokens) => tokens,
+            Budget::Fraction(_) if resolved.unlimited => return Ok(resolved),
+            Budget::Fraction(part) => part.floor_of(prompt_tokens as u64),
+            Budget::Evict(part) => part.rest_of(prompt_tokens as u64),
+            Budget::Pages(_) => return Ok(resolved),
+        };
+        let token_bytes = kind.page_bytes(shape) / shape.page_size as u64 * shape.num_global_groups() as u64;
+        Ok(ResolvedBudget { bytes: tokens.saturating_mul(token_bytes).max(resolved.bytes), ..resolved })
     }
 
     /// Whether the budget can be kept, as far as can be told before a prompt is read.

@@ -17,12 +17,15 @@ pub enum Schedule {
     /// As [`Schedule::Rolling`], and while a prompt is read too: at every multiple of so many positions, where all happens
     /// that happens at a prompt's end. What is held while reading is then the budget and a chunk at most.
     PerChunk(NonZeroU32),
+    /// Once, and not before whoever runs the sequence says that it may: after an answer, so that a pass over the text delays no
+    /// token. Until then nothing goes.
+    AfterAnswer,
 }
 
 impl Schedule {
     /// Its spellings, in words.
     pub(crate) const EXPECTED: &'static str = "once, rolling, every:N or per_chunk:N with N tokens, 1 or more, \
-         or per_chunk, which is per_chunk:512";
+         per_chunk, which is per_chunk:512, or after_answer";
 
     /// Positions between two evictions of a bare `per_chunk`: what the engine reads in a step by default.
     const CHUNK: NonZeroU32 = NonZeroU32::new(512).expect("512 is not 0");
@@ -30,7 +33,7 @@ impl Schedule {
     /// Whether pages go while decoding, so that rows of generated tokens are worth asking for.
     #[must_use]
     pub fn goes_on(self) -> bool {
-        self != Self::Once
+        !matches!(self, Self::Once | Self::AfterAnswer)
     }
 
     /// Pages of `page_size` tokens to make room for when one is to be opened and there is none.
@@ -38,7 +41,7 @@ impl Schedule {
     pub fn pages_at_once(self, page_size: usize) -> usize {
         match self {
             Self::Every(tokens) => (tokens.get() as usize).div_ceil(page_size),
-            Self::Once | Self::Rolling | Self::PerChunk(_) => 1,
+            Self::Once | Self::Rolling | Self::PerChunk(_) | Self::AfterAnswer => 1,
         }
     }
 
@@ -50,7 +53,7 @@ impl Schedule {
                 let chunk = tokens.get() as usize;
                 Some((position / chunk + 1).saturating_mul(chunk))
             }
-            Self::Once | Self::Rolling | Self::Every(_) => None,
+            Self::Once | Self::Rolling | Self::Every(_) | Self::AfterAnswer => None,
         }
     }
 }
@@ -62,6 +65,7 @@ impl fmt::Display for Schedule {
             Self::Rolling => f.write_str("rolling"),
             Self::Every(tokens) => write!(f, "every:{tokens}"),
             Self::PerChunk(tokens) => write!(f, "per_chunk:{tokens}"),
+            Self::AfterAnswer => f.write_str("after_answer"),
         }
     }
 }
@@ -74,6 +78,7 @@ impl FromStr for Schedule {
         match text.split_once(':') {
             None if text == "once" => Ok(Self::Once),
             None if text == "rolling" => Ok(Self::Rolling),
+            None if text == "after_answer" => Ok(Self::AfterAnswer),
             None if text == "per_chunk" => Ok(Self::PerChunk(Self::CHUNK)),
             Some(("every", number)) => tokens(number).map(Self::Every),
             Some(("per_chunk", number)) => tokens(number).map(Self::PerChunk),
@@ -88,7 +93,7 @@ mod tests {
 
     #[test]
     fn schedules_print_what_they_parse_from() {
-        for text in ["once", "rolling", "every:1", "every:128", "per_chunk:64"] {
+        for text in ["once", "rolling", "every:1", "every:128", "per_chunk:64", "after_answer"] {
             assert_eq!(text.parse::<Schedule>().map(|schedule| schedule.to_string()).as_deref(), Ok(text));
         }
         assert_eq!("per_chunk".parse(), "per_chunk:512".parse::<Schedule>());

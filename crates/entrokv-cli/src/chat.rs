@@ -8,7 +8,7 @@ use std::path::Path;
 
 use clap::Args;
 use entrokv::{
-    Completion, EndTokens, EvictionOptions, FinishReason, Message, Model, Request, SequenceId, SpecialTokens,
+    Completion, EndTokens, EvictionOptions, FinishReason, Message, Model, Question, Request, SequenceId, SpecialTokens,
 };
 use rustyline::error::ReadlineError;
 use rustyline::history::FileHistory;
@@ -65,7 +65,7 @@ pub(crate) struct ChatArgs {
 /// Runs the command.
 pub(crate) fn run(args: &ChatArgs, cache: &CacheDir) -> Result<(), Failure> {
     if args.kv_file.source().is_none() {
-        args.eviction.options()?;
+        args.eviction.continuing(None, Question::Later)?;
     } else if args.system.is_some() {
         return Err(Failure::Usage("--system begins a conversation, and --kv-load goes on with one".into()));
     }
@@ -80,7 +80,8 @@ pub(crate) fn run(args: &ChatArgs, cache: &CacheDir) -> Result<(), Failure> {
     match loaded {
         Some(loaded) => conversation.take_up(loaded)?,
         None => {
-            conversation.eviction = args.eviction.options()?;
+            conversation.eviction = args.eviction.continuing(None, Question::Later)?;
+            args.eviction.announce(conversation.eviction.as_ref());
             conversation.clear(args.system.clone());
         }
     }
@@ -280,6 +281,7 @@ impl Conversation<'_> {
             return Err(Failure::Failed(why.clone()));
         }
         self.messages.push(("assistant".to_string(), completion.text.clone()));
+        let completion = self.compress(id, completion)?;
         match spelled_end(&self.model.tokenizer, &completion) {
             Some(end) => self.live = Some(Live { id, text: full + &completion.text + &end }),
             // A stop string: the cache holds it, the conversation does not, so the next turn reads it all again.
@@ -290,6 +292,25 @@ impl Conversation<'_> {
         }
         self.last = Some(completion);
         Ok(())
+    }
+
+    /// Compresses the cache after an answer, where the policy waits for that; Ctrl-C leaves it as it is.
+    fn compress(&mut self, id: SequenceId, answered: Completion) -> Result<Completion, Failure> {
+        if answered.finish_reason == FinishReason::Cancelled || !self.model.engine.compress(id)? {
+            return Ok(answered);
+        }
+        let listening = Listening::start();
+        let bar = Progress::steps("compressing", 0);
+        let rested = self.model.engine.finish(id, &mut |step| bar.follow(step))?;
+        drop((bar, listening));
+        match &rested.finish_reason {
+            FinishReason::Failed(why) => Err(Failure::Failed(why.clone())),
+            FinishReason::Cancelled => {
+                eprintln!("(the cache stays as it was; the next answer's end tries again)");
+                Ok(answered)
+            }
+            FinishReason::Stop | FinishReason::Length => Ok(Completion { kv: rested.kv, ..answered }),
+        }
     }
 
     /// Gives the engine what it has not read of `full`; returns the sequence and how many tokens that was.

@@ -91,6 +91,7 @@ pub(crate) fn run(args: &GenerateArgs, cache: &CacheDir) -> Result<(), Failure> 
         },
     };
 
+    args.eviction.announce(request.eviction.as_ref());
     let id = match &loaded {
         Some(loaded) => model.engine.extend(loaded.id, request).map(|()| loaded.id),
         None => model.engine.submit(request),

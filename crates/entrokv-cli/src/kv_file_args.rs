@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use clap::Args;
 use entrokv::kv_file::{self, Notes, PendingFile};
-use entrokv::{Engine, EvictionOptions, Identity, SequenceId};
+use entrokv::{Engine, EvictionOptions, Identity, Question, SequenceId};
 
 use crate::failure::Failure;
 use crate::interrupt::{self, Listening};
@@ -74,7 +74,7 @@ impl KvFileArgs {
             engine.load_sequence(&mut open(path)?, &eviction.load_options()?).map_err(|error| in_file(&error))?;
         Ok(Some(Loaded {
             id: loaded.id,
-            eviction: eviction.continuing(loaded.eviction.as_ref())?,
+            eviction: eviction.continuing(loaded.eviction.as_ref(), Question::Seen)?,
             transcript: Transcript::noted(&loaded.notes)?,
         }))
     }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use clap::{Args, ValueEnum};
 use entrokv::Isa;
 use entrokv::{
-    Arithmetic, Budget, Encoding, EvictionOptions, EvictionPolicy, Identity, KvReport, LoadError, LoadOptions, Model,
-    ModelOptions, PageKind, parse_policy,
+    AUTO, Arithmetic, Budget, Encoding, EvictionOptions, EvictionPolicy, Identity, KvReport, LoadError, LoadOptions,
+    Model, ModelOptions, PageKind, Question, Ratio, parse_policy, recipe,
 };
 
 use crate::bench::mib;
@@ -184,7 +184,7 @@ pub(crate) struct EvictionArgs {
     /// Most the cache may hold once the prompt is read: 20% or 1/5 (of the prompt's full cache; 100% and more caps nothing), 64MiB (whole sequence), 512tok or 40pages (each KV head), evict:0.8 (what goes, as kvpress counts)
     #[arg(long, env = "ENTROKV_KV_BUDGET", value_name = "BUDGET", value_parser = parse_budget)]
     pub(crate) kv_budget: Option<Budget>,
-    /// What decides which pages stay: none, or one that `entrokv policies` lists, with options such as page-entro-kv:tau=0.5,row=window:32,schedule=once [default: page-entro-kv:preset=serving when a budget is given]
+    /// What decides which pages stay: none, or one that `entrokv policies` lists, with options such as page-entro-kv:tau=0.5,row=window:32,schedule=once auto is a recipe by budget that codes, packs and evicts (docs/small-caches.md) [default: page-entro-kv:preset=serving when a budget is given]
     #[arg(long, env = "ENTROKV_POLICY", value_name = "POLICY", value_parser = parse_policy_flag)]
     pub(crate) policy: Option<PolicyFlag>,
 }
@@ -198,6 +198,8 @@ fn parse_budget(text: &str) -> Result<Budget, String> {
 pub(crate) enum PolicyFlag {
     /// Keep everything.
     None,
+    /// The recipe, with what is to be replaced in it.
+    Auto(String),
     /// The text of a policy.
     Named(String),
 }
@@ -206,21 +208,30 @@ fn parse_policy_flag(text: &str) -> Result<PolicyFlag, String> {
     if text == "none" {
         return Ok(PolicyFlag::None);
     }
+    if text.split(':').next() == Some(AUTO) {
+        let budget = Budget::Fraction(Ratio::ONE);
+        let text_of = recipe(text, budget, Question::Seen).and_then(|policy| parse_policy(&policy));
+        return text_of.map(|_| PolicyFlag::Auto(text.to_string())).map_err(|error| error.to_string());
+    }
     parse_policy(text).map(|_| PolicyFlag::Named(text.to_string())).map_err(|error| error.to_string())
 }
 
 impl EvictionArgs {
     /// The library's options; `None` keeps the whole cache.
     pub(crate) fn options(&self) -> Result<Option<EvictionOptions>, Failure> {
-        self.continuing(None)
+        self.continuing(None, Question::Seen)
     }
 
-    /// The same for a sequence that lived under the cap `saved`: what no flag says stays.
-    pub(crate) fn continuing(&self, saved: Option<&EvictionOptions>) -> Result<Option<EvictionOptions>, Failure> {
+    /// The same for a sequence that lived under the cap `saved`: what no flag says stays. `question` says what a recipe may score by.
+    pub(crate) fn continuing(
+        &self,
+        saved: Option<&EvictionOptions>,
+        question: Question,
+    ) -> Result<Option<EvictionOptions>, Failure> {
         let budget = self.kv_budget.or(saved.map(|saved| saved.budget));
         let policy = match (budget, &self.policy) {
             (None, None | Some(PolicyFlag::None)) => return Ok(None),
-            (None, Some(PolicyFlag::Named(name))) => {
+            (None, Some(PolicyFlag::Named(name) | PolicyFlag::Auto(name))) => {
                 return Err(Failure::Usage(format!("--policy {name} needs --kv-budget, such as --kv-budget 20%")));
             }
             (Some(budget), Some(PolicyFlag::None)) => {
@@ -233,8 +244,16 @@ impl EvictionArgs {
                 None => named(DEFAULT_POLICY)?,
             },
             (Some(_), Some(PolicyFlag::Named(name))) => named(name)?,
+            (Some(budget), Some(PolicyFlag::Auto(text))) => named(&expanded(text, budget, question)?)?,
         };
         Ok(budget.map(|budget| EvictionOptions { budget, policy }))
+    }
+
+    /// Says on stderr what a recipe has come to.
+    pub(crate) fn announce(&self, eviction: Option<&EvictionOptions>) {
+        if let (Some(PolicyFlag::Auto(_)), Some(EvictionOptions { budget, policy })) = (&self.policy, eviction) {
+            eprintln!("auto under {budget}: {policy}");
+        }
     }
 
     /// What these flags ask of a KV file.
@@ -242,9 +261,20 @@ impl EvictionArgs {
         let policy = match &self.policy {
             None | Some(PolicyFlag::None) => None,
             Some(PolicyFlag::Named(name)) => Some(named(name)?),
+            Some(PolicyFlag::Auto(text)) => {
+                let budget = self.kv_budget.unwrap_or(Budget::Fraction(Ratio::ONE));
+                Some(named(&expanded(text, budget, Question::Seen)?)?)
+            }
         };
         Ok(LoadOptions { policy })
     }
+}
+
+/// What the recipe `text` comes to. Of a question that comes later nobody waits for the pass.
+fn expanded(text: &str, budget: Budget, question: Question) -> Result<String, Failure> {
+    let policy = recipe(text, budget, question).map_err(|error| Failure::Usage(error.to_string()))?;
+    let waits = question == Question::Later && !policy.contains("schedule=");
+    Ok(if waits { policy + ",schedule=after_answer" } else { policy })
 }
 
 fn named(policy: &str) -> Result<Arc<dyn EvictionPolicy>, Failure> {

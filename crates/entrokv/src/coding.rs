@@ -42,6 +42,8 @@ const MOST_POSITIONS: usize = 1024;
 /// What encodes the pages of one sequence.
 pub(crate) struct Coding {
     kind: PageKind,
+    /// Newest tokens whose pages stay as they were written.
+    recent: usize,
     shape: Arc<CacheShape>,
     queries: QueryMoments,
     /// In the order of [`CacheShape::groups`], once they are taken; empty before, and where none are needed.
@@ -57,12 +59,19 @@ impl Coding {
     pub(crate) fn new(shape: &Arc<CacheShape>, kind: PageKind) -> Option<Self> {
         kind.is_coded().then(|| Self {
             kind,
+            recent: RECENT_TOKENS,
             shape: Arc::clone(shape),
             queries: QueryMoments::new(shape, kind, positions(shape)),
             constants: Vec::new(),
             behind: false,
             peak_held_bytes: 0,
         })
+    }
+
+    /// As [`Coding::new`] for a cache of tiers, whose pages are encoded as soon as they are full: where a budget is few tokens'
+    /// worth, plain ones are what it cannot afford.
+    pub(crate) fn of_tiers(shape: &Arc<CacheShape>, kind: PageKind) -> Option<Self> {
+        Self::new(shape, kind).map(|coding| Self { recent: 0, ..coding })
     }
 
     /// As [`Coding::new`], going on from what another sequence at rest had: what codes of the keys of the global KV groups are
@@ -110,7 +119,7 @@ impl Coding {
     /// What pages weigh from now on.
     pub(crate) fn cost(&self) -> PageCost {
         let max_written = if self.can_encode() {
-            sink_pages(&self.shape) + RECENT_TOKENS.div_ceil(self.shape.page_size) + 1
+            sink_pages(&self.shape) + self.recent.div_ceil(self.shape.page_size) + 1
         } else {
             usize::MAX
         };
@@ -131,13 +140,13 @@ impl Coding {
     /// Logical length at which the next page leaves the window of a sequence of `len` tokens.
     pub(crate) fn next_boundary(&self, len: usize) -> usize {
         let page_size = self.shape.page_size;
-        (len + 1).saturating_sub(RECENT_TOKENS).next_multiple_of(page_size) + RECENT_TOKENS
+        (len + 1).saturating_sub(self.recent).next_multiple_of(page_size) + self.recent
     }
 
     /// Takes the constants if they are needed, not taken yet, and there are positions enough.
     pub(crate) fn take_constants(&mut self, cache: &KvCache, runner: &dyn ModelRunner, when: EncodeWhen) -> Taken {
         let len = cache.logical_len();
-        if self.can_encode() || len < LEAST_POSITIONS + RECENT_TOKENS || !self.is_time(when, len) {
+        if self.can_encode() || len < LEAST_POSITIONS + self.recent || !self.is_time(when, len) {
             return Taken::No;
         }
         let page_size = self.shape.page_size;
@@ -220,7 +229,7 @@ impl Coding {
     }
 
     fn is_time(&self, when: EncodeWhen, len: usize) -> bool {
-        let past = len.checked_sub(RECENT_TOKENS);
+        let past = len.checked_sub(self.recent);
         when == EncodeWhen::Now || past.is_some_and(|past| past.is_multiple_of(self.shape.page_size))
     }
 
@@ -234,7 +243,7 @@ impl Coding {
             && page.settled().is_none()
             && page.index.0 as usize >= sink_pages(&self.shape)
             && page.len as usize == self.shape.page_size
-            && page.end_position(self.shape.page_size) as usize + RECENT_TOKENS <= len
+            && page.end_position(self.shape.page_size) as usize + self.recent <= len
     }
 }
 

@@ -272,7 +272,12 @@ impl Engine {
     pub fn submit(&mut self, request: Request) -> Result<SequenceId, SubmitError> {
         let turn = self.turn(&request, 0)?;
         let tiers = request.eviction.as_ref().and_then(|eviction| eviction.policy.tiers());
-        let (cache, coding) = self.new_cache(tiers.and_then(|tiers| tiers.coded()).unwrap_or(self.options.page_kind));
+        let (cache, coding) = match tiers.and_then(|tiers| tiers.coded()) {
+            Some(kind) => {
+                (KvCache::new(Arc::clone(&self.shape), kind.written_as()), Coding::of_tiers(&self.shape, kind))
+            }
+            None => self.new_cache(self.options.page_kind),
+        };
         let id = SequenceId(self.next_id);
         self.next_id += 1;
         let segments = SegmentLists::new(&self.shape);
@@ -365,6 +370,7 @@ impl Engine {
             forced: None,
             eviction,
             pass: None,
+            resting: None,
             finished: None,
             timing: Timing::default(),
         })
@@ -423,6 +429,34 @@ impl Engine {
     /// Ends the answer of `id`; its cache stays until [`Engine::close`]. Does nothing to a finished or unknown sequence.
     pub fn cancel(&mut self, id: SequenceId) {
         self.end(id, FinishReason::Cancelled);
+    }
+
+    /// Compresses the cache of `id`, which has finished under a policy of `schedule=after_answer`: the steps that follow make its
+    /// pass and evict. [`Engine::finish`] takes them; cancelled, they leave the cache as it was. `false` where that has been done
+    /// or was never asked for.
+    ///
+    /// # Errors
+    /// [`SubmitError::Unknown`], and [`SubmitError::Busy`] while it answers.
+    pub fn compress(&mut self, id: SequenceId) -> Result<bool, SubmitError> {
+        let sequence = self.sequences.get_mut(&id).ok_or(SubmitError::Unknown(id))?;
+        let turn = &mut sequence.turn;
+        let Some(reason) = turn.finished.clone() else { return Err(SubmitError::Busy(id)) };
+        let Some(eviction) = turn.eviction.as_mut().filter(|eviction| eviction.waits()) else { return Ok(false) };
+        if sequence.computed < turn.prompt_end {
+            return Ok(false);
+        }
+        eviction.begin();
+        turn.prompt_end = sequence.computed;
+        sequence.begin_pass(&self.options.repeat, self.context_len, None);
+        if sequence.turn.pass.is_some() {
+            (sequence.turn.resting, sequence.turn.finished) = (Some(reason), None);
+            return Ok(true);
+        }
+        if let Err(error) = sequence.compress(&mut self.pool, self.runner.as_mut()) {
+            sequence.turn.finished = Some(FinishReason::Failed(error.to_string()));
+        }
+        self.reclaim();
+        Ok(true)
     }
 
     /// Forgets a sequence and returns every page it held.
@@ -525,6 +559,7 @@ impl Engine {
     fn end(&mut self, id: SequenceId, reason: FinishReason) {
         let Some(sequence) = self.sequences.get_mut(&id) else { return };
         sequence.turn.finished.get_or_insert(reason);
+        sequence.turn.resting = None;
         if sequence.turn.pass.take().is_some() {
             sequence.cache.truncate(&mut self.pool, sequence.computed);
             self.reclaim();

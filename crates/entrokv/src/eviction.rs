@@ -92,6 +92,8 @@ pub(crate) struct Eviction {
     step_rows: Vec<Vec<f32>>,
     /// Positions before this one have been repeated by passes.
     repeated: usize,
+    /// Whether a policy that waits for the answer has been told that it is over.
+    is_due: bool,
     /// Bytes held right after the last eviction at a prompt's end.
     held_after_prompt: Option<u64>,
     /// Most bytes that the policy's state has had when it decided about a prompt.
@@ -185,6 +187,7 @@ impl Eviction {
             first_group,
             step_rows: Vec::new(),
             repeated: 0,
+            is_due: false,
             held_after_prompt: None,
             peak_state_bytes: 0,
             report: EvictionReport::default(),
@@ -220,6 +223,16 @@ impl Eviction {
     /// What decides which pages stay.
     pub(crate) fn policy(&self) -> &dyn EvictionPolicy {
         &*self.policy
+    }
+
+    /// Whether nothing is to go yet, not until [`Eviction::begin`].
+    pub(crate) fn waits(&self) -> bool {
+        self.policy.schedule() == Schedule::AfterAnswer && !self.is_due
+    }
+
+    /// The answer is over.
+    pub(crate) fn begin(&mut self) {
+        self.is_due = true;
     }
 
     /// Whether what `gates` say of every token that the sequence holds is known.
@@ -401,8 +414,7 @@ impl Eviction {
         let cache = &*held.cache;
         self.prompt_tokens = prompt_tokens;
         let tiers = self.policy.tiers();
-        // What tokens weigh as they were written is what a part of them is a part of, whatever they are stored as.
-        let keep = self.resolve(if tiers.is_some() { PageCost::from(cache.kind()) } else { cost });
+        let keep = self.resolve(cost);
         let num_summed_rows = std::mem::replace(&mut self.num_summed_rows, vec![0; self.shape.layers.len()]);
         let mut columns = Vec::new();
         for group in &mut self.groups {
@@ -608,7 +620,11 @@ impl Eviction {
 
     /// Fixes the budget; the pages each KV group may hold.
     fn resolve(&mut self, cost: PageCost) -> usize {
-        let resolved = self.budget.resolve(&self.shape, cost, self.prompt_tokens, &self.policy.pins());
+        let (pins, tokens) = (self.policy.pins(), self.prompt_tokens);
+        let resolved = match self.policy.tiers() {
+            None => self.budget.resolve(&self.shape, cost, tokens, &pins),
+            Some(_) => self.budget.resolve_in_bytes(&self.shape, cost.written, tokens, &pins),
+        };
         // An absolute budget was checked when the turn began, and a fraction is raised to the smallest possible.
         let resolved = resolved.expect("a budget that passed its check resolves");
         self.report.budget_raised |= resolved.raised;
@@ -630,7 +646,7 @@ impl Eviction {
             return;
         }
         let opens_page = next.is_multiple_of(self.shape.page_size);
-        if !opens_page || self.policy.schedule() == Schedule::Once || next < held.cache.logical_len() {
+        if !opens_page || !self.policy.schedule().goes_on() || next < held.cache.logical_len() {
             return;
         }
         if self.policy.tiers().is_some() {

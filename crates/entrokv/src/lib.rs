@@ -52,7 +52,8 @@ pub mod turned_sinks;
 pub mod weights;
 
 pub use entrokv_cache::{
-    Budget, CacheShape, Encoding, EvictionPolicy, LayerKind, POLICIES, PageKind, Pins, Rotation, parse_policy,
+    AUTO, Budget, CacheShape, Encoding, EvictionPolicy, LayerKind, POLICIES, PageKind, Pins, Question, Ratio, Rotation,
+    parse_policy, recipe,
 };
 pub use entrokv_kernels::activations::Arithmetic;
 pub use entrokv_kernels::isa::Isa;

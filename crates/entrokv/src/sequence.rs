@@ -178,6 +178,8 @@ pub(crate) struct Turn {
     pub eviction: Option<Eviction>,
     /// The pass that repeats the prompt, while it is under way: the cache holds tokens behind [`Sequence::computed`] then.
     pub pass: Option<Pass>,
+    /// Why the answer ended, while its cache is being compressed.
+    pub resting: Option<FinishReason>,
     /// Why the answer ended; `None` while it is under way.
     pub finished: Option<FinishReason>,
     /// Clock of this turn.
@@ -196,6 +198,7 @@ impl Turn {
             forced: None,
             eviction,
             pass: None,
+            resting: None,
             finished: Some(FinishReason::Stop),
             timing: Timing::default(),
         }

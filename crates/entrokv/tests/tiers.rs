@@ -221,3 +221,46 @@ fn what_tiers_cannot_do_is_said() {
         "tiers of codes need what the model's first queries say, and 101 tokens were read without it: begin a new sequence"
     );
 }
+
+/// A conversation: nothing waits for the pass, and the turn after it sees the compressed cache.
+#[test]
+fn a_cache_is_compressed_after_the_answer() {
+    let gguf = gguf("qwen3-untied");
+    let policy = "kvzip:chunk=200,window=32,recent=32tok,pack=score,tiers=tq4:3nats+tq3v2,schedule=after_answer";
+    // Steps so small that a pass takes several.
+    let mut model = open(&gguf, &ModelOptions { chunk_size: count(50), ..options() });
+    let plain =
+        model.engine.generate(Request { eviction: None, ..request(11, 400, 60, "10%", policy) }, |_| ()).unwrap();
+    let id = model.engine.submit(request(11, 400, 60, "10%", policy)).unwrap();
+    assert!(model.engine.compress(id).is_err(), "it is still answering");
+    let answer = model.engine.finish(id, &mut |step| assert_eq!(step.pass, None)).unwrap();
+    assert_eq!(answer.tokens, plain.tokens);
+    assert_eq!((answer.kv.bytes_held, answer.kv.bytes_budget), (plain.kv.bytes_held, None));
+    // Broken off, it leaves the cache as it was.
+    assert!(model.engine.compress(id).unwrap());
+    model.engine.step().unwrap();
+    model.engine.cancel(id);
+    assert_eq!(model.engine.kv_report(id).unwrap().bytes_held, plain.kv.bytes_held);
+    model.engine.extend(id, request(12, 100, 30, "10%", policy)).unwrap();
+    model.engine.finish(id, &mut |_| ()).unwrap();
+    assert!(model.engine.compress(id).unwrap());
+    let mut passes = 0;
+    let rested = model.engine.finish(id, &mut |step| passes += usize::from(step.pass.is_some())).unwrap();
+    assert!(passes > 0);
+    let limit = rested.kv.bytes_budget.unwrap();
+    assert!(rested.kv.bytes_held <= limit && limit < plain.kv.bytes_held / 4, "{} of {limit}", rested.kv.bytes_held);
+    assert!(!model.engine.compress(id).unwrap(), "once an answer");
+    // A further turn: only what is new is repeated, and what was settled stays or goes.
+    let before = frames(&model, id);
+    model.engine.extend(id, request(13, 50, 40, "10%", policy)).unwrap();
+    model.engine.finish(id, &mut |_| ()).unwrap();
+    assert!(model.engine.compress(id).unwrap());
+    let mut total = 0;
+    let rested = model.engine.finish(id, &mut |step| total = step.pass.map_or(total, |pass| pass.total)).unwrap();
+    assert_eq!(total, 50 + 40);
+    assert!(rested.kv.bytes_held <= rested.kv.bytes_budget.unwrap());
+    let after = frames(&model, id);
+    assert!(before.iter().filter(|frame| frame.2.is_coded() && after.contains(frame)).count() > 0);
+    model.engine.close(id);
+    assert_eq!(model.engine.pool().used_bytes(), 0);
+}

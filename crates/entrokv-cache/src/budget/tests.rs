@@ -21,6 +21,24 @@ fn evict(numerator: u64, denominator: u64) -> Budget {
 }
 
 #[test]
+fn bytes_to_share_out_are_counted_to_the_token() {
+    let shape = CacheShape::new(vec![LayerKind::Global; 2], 3, 1, 64, 16).unwrap();
+    let resolve = |text: &str| {
+        let budget: Budget = text.parse().unwrap();
+        let resolved = budget.resolve_in_bytes(&shape, PageKind::F16, 1500, &Pins::default()).unwrap();
+        (resolved.bytes, resolved.raised)
+    };
+    // Keys and values of 64 halves in 6 groups: 1,536 bytes a token.
+    assert_eq!(resolve("10%"), (150 * 1536, false));
+    assert_eq!(resolve("evict:0.9"), (150 * 1536, false));
+    assert_eq!(resolve("150tok"), (150 * 1536, false));
+    assert_eq!(resolve("9pages"), (144 * 1536, false));
+    assert_eq!(resolve("100001B"), (100_001, false));
+    assert_eq!(resolve("1%"), (32 * 1536, true));
+    assert_eq!(resolve("100%"), (u64::MAX, false));
+}
+
+#[test]
 fn every_form_parses() {
     let cases = [
         ("64MiB", Budget::Bytes(64 << 20)),

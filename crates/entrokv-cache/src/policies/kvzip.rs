@@ -203,8 +203,10 @@ impl TokenScorer for KvzipScorer {
             mass.unwrap_or(2.0 + *position as f32)
         }));
         if let Some(window) = &self.window {
+            // What has come after the window counts as if it were looked at no more and no less than others.
+            let even = 1.0 / tokens.len().max(1) as f64;
             for (score, mass) in out.iter_mut().zip(window.at(tokens.positions)) {
-                let mass = mass.map_or(LEAST_WINDOW_MASS, |mass| f64::from(mass).max(LEAST_WINDOW_MASS));
+                let mass = mass.map_or(even, |mass| f64::from(mass).max(LEAST_WINDOW_MASS));
                 if *score < 2.0 {
                     *score = (f64::from(*score) * mass.powf(self.weight)) as f32;
                 }

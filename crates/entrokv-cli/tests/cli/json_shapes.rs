@@ -240,7 +240,7 @@ fn tokenize_and_perplexity_print_the_golden_form() {
 }
 
 #[test]
-fn the_demo_is_right_with_a_fifth_of_the_cache() {
+fn the_demo_is_right_with_a_fifth_of_the_cache_and_with_a_tenth_made_before_the_question() {
     let cache = std::env::var_os("ENTROKV_CACHE").map(Into::into);
     let cache = cache.unwrap_or_else(|| entrokv::pull::default_cache_dir().unwrap());
     let model = entrokv::pull::default_model(&cache).unwrap();
@@ -252,14 +252,17 @@ fn the_demo_is_right_with_a_fifth_of_the_cache() {
     let json = crate::program::Outcome::from(command.output().unwrap()).json();
     has_keys(&json, &["question", "expected", "rows"]);
     let rows = json["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), 2);
+    assert_eq!(rows.len(), 3);
     for row in rows {
         assert_eq!(row["correct"], true, "{row}");
         assert!(row["answer"].as_str().unwrap().contains(json["expected"].as_str().unwrap()));
         assert!(row["bytes_held"].as_u64() <= row["bytes_budget"].as_u64(), "{row}");
         is_positive(row, &["bytes_held", "prefill_tokens_per_s", "decode_tokens_per_s"]);
     }
-    assert_eq!((&rows[0]["budget"], &rows[1]["budget"]), (&"100%".into(), &"20%".into()));
+    let column = |key: &str| rows.iter().map(|row| row[key].as_str().unwrap()).collect::<Vec<_>>();
+    assert_eq!(column("budget"), ["100%", "20%", "10%"]);
+    assert_eq!(column("asked"), ["before", "before", "after"]);
+    assert!(10 * rows[2]["bytes_held"].as_u64().unwrap() <= rows[0]["bytes_held"].as_u64().unwrap());
     // floor(T / 5) tokens are so many whole pages, of 4 KiB, in each of 90 KV heads.
     let prompt_tokens = json["prompt_tokens"].as_u64().unwrap();
     let pages = prompt_tokens / 5 / 16;

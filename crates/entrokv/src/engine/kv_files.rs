@@ -29,6 +29,9 @@ impl Engine {
         if let Some(eviction) = &sequence.turn.eviction {
             kv_file::check_policy(eviction.policy())?;
         }
+        if self.shape.groups().any(|group| sequence.cache.num_settled(group) > 0) {
+            return Err(SaveError::Tiers(id));
+        }
         if !sequence.turned_sinks.is_empty() {
             return Err(SaveError::TurnedSinks(id));
         }

@@ -172,7 +172,7 @@ impl Engine {
             let Some(sequence) = self.sequences.get_mut(&item.id) else { continue };
             let mut ended = sequence.count(&mut self.pool, item.tokens, start.elapsed());
             let mut row = logits.last(span);
-            if ended == Ended::Prompt {
+            if ended == Ended::Prompt && !sequence.waits() {
                 sequence.begin_pass(&self.options.repeat, self.context_len, row.as_deref());
             }
             let mut kept;
@@ -192,6 +192,9 @@ impl Engine {
                 continue;
             }
             sequence.audit();
+            if let Some(reason) = sequence.turn.resting.take() {
+                sequence.turn.finished = Some(reason);
+            }
             outputs.push(match row {
                 Some(row) => sequence.advance(item.id, row, self.tokenizer.as_deref()),
                 None => sequence.output(item.id, None, String::new()),
@@ -263,6 +266,16 @@ impl Sequence {
         }
     }
 
+    /// Whether its cache is to stay as it is until the answer has been given.
+    fn waits(&self) -> bool {
+        self.turn.eviction.as_ref().is_some_and(Eviction::waits)
+    }
+
+    /// Evicts and encodes after an answer.
+    pub(super) fn compress(&mut self, pool: &mut PagePool, runner: &mut dyn ModelRunner) -> Result<(), PoolExhausted> {
+        self.settle(pool, runner, Ended::Prompt)
+    }
+
     /// Brings the cache into the form it rests in: at a prompt's end evicts what is over the budget, and there and while
     /// decoding encodes the pages that have left the window.
     ///
@@ -282,13 +295,13 @@ impl Sequence {
             cost = coding.cost();
             turn.timing.encode += start.elapsed();
         }
+        if turn.eviction.as_ref().is_some_and(Eviction::waits) {
+            return Ok(());
+        }
         if let (Some(eviction), Ended::Prompt) = (&mut turn.eviction, ended) {
             let start = Instant::now();
             let constants = coding.as_ref().map_or(&[][..], Coding::constants);
-            let arranged = eviction.end_prompt(Held { cache, constants, runner }, pool, cost, turn.prompt_end);
-            if let Err(error) = arranged {
-                return Err(error);
-            }
+            eviction.end_prompt(Held { cache, constants, runner }, pool, cost, turn.prompt_end)?;
             if let Some(sinks) = eviction.sinks_to_turn() {
                 turned_sinks.follow(cache, sinks, constants, runner);
             }

@@ -14,6 +14,9 @@ pub enum SaveError {
     /// Keys that were rotated further stand in its pages, and a file has no room for what they were.
     #[error("sequence {0} has turned its sinks (rerotate=true), and a KV file does not hold what they were")]
     TurnedSinks(SequenceId),
+    /// Pages settled by a plan, whose scores and order a file has no room for.
+    #[error("the cache of sequence {0} is stored in tiers, and a KV file holds caches of one type")]
+    Tiers(SequenceId),
     /// No such sequence.
     #[error("there is no sequence {0}")]
     Unknown(SequenceId),

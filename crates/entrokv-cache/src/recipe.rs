@@ -1,0 +1,120 @@
+//! The recipe of small caches: what the policy `auto` stands for under a budget.
+
+use crate::budget::{Budget, Ratio};
+use crate::policy::PolicyError;
+
+/// Parts of the full cache, in per cent: from here on codes alone meet the budget.
+const CODES_ALONE: f64 = 28.0;
+/// From here on pages are worth as much in place as packed.
+const IN_PLACE: f64 = 20.0;
+
+/// Whether the question that the cache must answer stands in the prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Question {
+    /// It does: the prompt's last queries say what is needed.
+    Seen,
+    /// It comes later, so that scores must not depend on it: a pass repeats the text.
+    Later,
+}
+
+/// The name of the recipe on a command line.
+pub const AUTO: &str = "auto";
+
+/// The text of the policy that `auto`, or `auto:KEY=VALUE,...`, stands for under `budget`; options replace those of the recipe,
+/// and `pass=none` or `pass=reconstruct` says what scores are made of.
+///
+/// At 28 % and more of the full cache's bytes nothing needs to go: everything is coded in 4 bits. At 20 % pages are evicted in
+/// place, below that tokens are packed by score, and the lower tier becomes smaller. A budget that is no part of the prompt is
+/// treated as a small one, since pages of 4 bits are taken before any go in any case.
+///
+/// # Errors
+/// [`PolicyError`] for a text that is not `auto`, an option that is not `KEY=VALUE`, or another pass.
+pub fn recipe(text: &str, budget: Budget, question: Question) -> Result<String, PolicyError> {
+    let (name, options) = text.split_once(':').map_or((text, None), |(name, options)| (name, Some(options)));
+    if name.trim() != AUTO {
+        return Err(PolicyError::UnknownPolicy { got: name.trim().to_owned() });
+    }
+    let per_cent = |part: Ratio| 100.0 * part.numerator() as f64 / part.denominator() as f64;
+    let share = match budget {
+        Budget::Fraction(part) => per_cent(part),
+        Budget::Evict(part) => 100.0 - per_cent(part),
+        Budget::Bytes(_) | Budget::Pages(_) | Budget::Tokens(_) => 0.0,
+    };
+    let mut pass = question;
+    let mut given: Vec<(&str, &str)> = Vec::new();
+    for item in options.into_iter().flat_map(|options| options.split(',')) {
+        let (key, value) = item.split_once('=').ok_or_else(|| PolicyError::NotAnOption {
+            policy: AUTO,
+            got: item.trim().to_owned(),
+            known: "pass (none or reconstruct), and those of the policy it stands for".to_owned(),
+        })?;
+        match (key.trim(), value.trim()) {
+            ("pass", "none") => pass = Question::Seen,
+            ("pass", "reconstruct") => pass = Question::Later,
+            ("pass", got) => {
+                let expected = "none or reconstruct".to_owned();
+                return Err(PolicyError::BadValue { policy: AUTO, key: "pass", expected, got: got.to_owned() });
+            }
+            item => given.push(item),
+        }
+    }
+    let (policy, mut parts) = match pass {
+        Question::Seen => ("page-entro-kv", vec![("preset", "serving"), ("allot", "global")]),
+        Question::Later => ("kvzip", vec![("chunk", "1024"), ("window", "32")]),
+    };
+    parts.push(("recent", "32tok"));
+    if share >= CODES_ALONE {
+        parts.push(("tiers", "tq4"));
+    } else if share >= IN_PLACE {
+        parts.push(("tiers", "tq4:3nats+tq3"));
+    } else {
+        parts.extend([("pack", "score"), ("tiers", "tq4:3nats+tq3v2")]);
+    }
+    for (key, value) in given {
+        match parts.iter_mut().find(|(known, _)| *known == key) {
+            Some(part) => part.1 = value,
+            None => parts.push((key, value)),
+        }
+    }
+    let parts: Vec<String> = parts.into_iter().map(|(key, value)| format!("{key}={value}")).collect();
+    Ok(format!("{policy}:{}", parts.join(",")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::parse_policy;
+
+    #[test]
+    fn the_recipe_follows_the_budget_and_every_part_can_be_replaced() {
+        let recipe = |text: &str, budget: &str, question| recipe(text, budget.parse().unwrap(), question).unwrap();
+        let (seen, later) = (Question::Seen, Question::Later);
+        let kvzip = "kvzip:chunk=1024,window=32,recent=32tok";
+        assert_eq!(recipe("auto", "30%", later), format!("{kvzip},tiers=tq4"));
+        assert_eq!(recipe("auto", "20%", later), format!("{kvzip},tiers=tq4:3nats+tq3"));
+        assert_eq!(recipe("auto", "evict:0.9", later), format!("{kvzip},pack=score,tiers=tq4:3nats+tq3v2"));
+        assert_eq!(recipe("auto", "64MiB", later), format!("{kvzip},pack=score,tiers=tq4:3nats+tq3v2"));
+        let entro = "page-entro-kv:preset=serving,allot=global,recent=32tok";
+        assert_eq!(recipe("auto", "1/5", seen), format!("{entro},tiers=tq4:3nats+tq3"));
+        assert_eq!(recipe("auto:pass=none", "1/5", later), format!("{entro},tiers=tq4:3nats+tq3"));
+        let replaced = recipe("auto:pass=reconstruct,tiers=tq3,weight=0.5", "10%", seen);
+        assert_eq!(replaced, "kvzip:chunk=1024,window=32,recent=32tok,pack=score,tiers=tq3,weight=0.5");
+        for budget in ["40%", "20%", "5%", "100tok"] {
+            for question in [seen, later] {
+                parse_policy(&recipe("auto", budget, question)).unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_recipe_is_refused() {
+        let refused = |text: &str| recipe(text, "10%".parse().unwrap(), Question::Seen).unwrap_err().to_string();
+        assert_eq!(refused("auto:pass=probe"), "option `pass` of auto is none or reconstruct, got `probe`");
+        assert_eq!(
+            refused("auto:packed"),
+            "an option of auto is KEY=VALUE, got `packed`; known are pass (none or reconstruct), and those of the policy it \
+             stands for"
+        );
+        assert!(refused("automatic").starts_with("unknown policy `automatic`"));
+    }
+}
