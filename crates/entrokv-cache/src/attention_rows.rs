@@ -76,7 +76,7 @@ pub enum RowSource {
 /// queries look for is what reconstructs the text (KVzip, Kim et al. 2025, section 3).
 ///
 /// The prompt comes in chunks, each behind the whole cache. A query's masses are a softmax over the sinks, the tokens of its
-/// chunk and the tokens of the pass up to its own.
+/// chunk and the tokens of the pass up to its own; in a further turn, as many tokens before a short chunk as make it a whole one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reconstruction {
     /// Tokens repeated at a time.

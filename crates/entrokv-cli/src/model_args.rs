@@ -210,8 +210,10 @@ fn parse_policy_flag(text: &str) -> Result<PolicyFlag, String> {
     }
     if text.split(':').next() == Some(AUTO) {
         let budget = Budget::Fraction(Ratio::ONE);
-        let text_of = recipe(text, budget, Question::Seen).and_then(|policy| parse_policy(&policy));
-        return text_of.map(|_| PolicyFlag::Auto(text.to_string())).map_err(|error| error.to_string());
+        // Options are those of either policy it may stand for; which, each command says.
+        let policy_for = |question| recipe(text, budget, question).and_then(|policy| parse_policy(&policy));
+        let policy = policy_for(Question::Seen).or_else(|_| policy_for(Question::Later));
+        return policy.map(|_| PolicyFlag::Auto(text.to_string())).map_err(|error| error.to_string());
     }
     parse_policy(text).map(|_| PolicyFlag::Named(text.to_string())).map_err(|error| error.to_string())
 }

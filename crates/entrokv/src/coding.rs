@@ -233,7 +233,8 @@ impl Coding {
         when == EncodeWhen::Now || past.is_some_and(|past| past.is_multiple_of(self.shape.page_size))
     }
 
-    fn can_encode(&self) -> bool {
+    /// Whether there is all that encoding takes.
+    pub(crate) fn can_encode(&self) -> bool {
         !self.kind.needs_constants() || !self.constants.is_empty()
     }
 

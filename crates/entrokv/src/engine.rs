@@ -432,8 +432,8 @@ impl Engine {
     }
 
     /// Compresses the cache of `id`, which has finished under a policy of `schedule=after_answer`: the steps that follow make its
-    /// pass and evict. [`Engine::finish`] takes them; cancelled, they leave the cache as it was. `false` where that has been done
-    /// or was never asked for.
+    /// pass and evict. [`Engine::finish`] takes them; cancelled, they leave the cache as it was. `false` where that has been done,
+    /// was never asked for, or the text is too short for codes to be made of it.
     ///
     /// # Errors
     /// [`SubmitError::Unknown`], and [`SubmitError::Busy`] while it answers.
@@ -442,7 +442,9 @@ impl Engine {
         let turn = &mut sequence.turn;
         let Some(reason) = turn.finished.clone() else { return Err(SubmitError::Busy(id)) };
         let Some(eviction) = turn.eviction.as_mut().filter(|eviction| eviction.waits()) else { return Ok(false) };
-        if sequence.computed < turn.prompt_end {
+        // A text too short to be coded is too short to lose anything of it for.
+        let can_encode = sequence.coding.as_ref().is_none_or(Coding::can_encode);
+        if sequence.computed < turn.prompt_end || !can_encode {
             return Ok(false);
         }
         eviction.begin();

@@ -164,6 +164,8 @@ impl Record {
         let (shape, end) = (cache.shape(), cache.logical_len());
         let columns = narrow(chunk.clone());
         let (sinks, pass) = (narrow(0..plan.sinks.min(chunk.start)), narrow(end..end + tokens.len()));
+        // A turn of a few words is seen among as many tokens as a long text is, or what it says would seem to matter more.
+        let reach = if plan.text.start > 0 { plan.chunk_len.saturating_sub(chunk.len()) as u32 } else { 0 };
         let mut layers = Vec::with_capacity(shape.layers.len());
         for (layer, kind) in shape.layers.iter().enumerate() {
             if *kind != LayerKind::Global {
@@ -178,7 +180,8 @@ impl Record {
                 let places: Vec<u32> = places.collect();
                 let range = places.first().map_or(0, |first| *first)..places.last().map_or(0, |last| last + 1);
                 maxima.out.push(vec![f32::NEG_INFINITY; places.len() * shape.group_size]);
-                maxima.among.push(vec![sinks.clone(), range.clone(), pass.clone()]);
+                let rivals = range.start.saturating_sub(reach).max(sinks.end).min(range.start)..range.end;
+                maxima.among.push(vec![sinks.clone(), rivals, pass.clone()]);
                 maxima.columns.push(range);
             }
             layers.push(Some(maxima));

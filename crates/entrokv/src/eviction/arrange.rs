@@ -27,8 +27,10 @@ struct GroupPlan {
     num_settled: usize,
     /// Places of the tokens of other closed pages in the order they are to be packed in; empty where pages stay as they are.
     order: Vec<u32>,
-    /// Its closed pages as they will be, the settled ones first.
+    /// Its closed pages as they will be, the settled ones first; what is pinned has a score of infinity.
     pages: Vec<TierPage>,
+    /// The score that each is settled with: pins are for a decision, only the sinks stay pinned.
+    worth: Vec<f32>,
 }
 
 impl Eviction {
@@ -109,7 +111,6 @@ impl Eviction {
         let (page_size, table) = (self.shape.page_size, cache.table(group));
         let pins = self.policy.pins();
         let num_settled = cache.num_settled(group);
-        let coded = |kind: PageKind| kind.is_coded().then_some(kind);
         let mut pages: Vec<TierPage> = table[..num_settled]
             .iter()
             .map(|page| TierPage { score: page.settled().unwrap_or(f32::NEG_INFINITY), kind: Some(page.kind) })
@@ -119,26 +120,32 @@ impl Eviction {
         let pinned = units.pinned(&pins, budget, open);
         pinned.iter().for_each(|&unit| is_pinned[unit] = true);
         let score = |unit: usize| if is_pinned[unit] { f32::INFINITY } else { units.scores[unit] };
+        let mut worth: Vec<f32> = pages.iter().map(|page| page.score).collect();
         let mut order = Vec::new();
         if self.policy.packing() == Packing::Score && units.granularity == Granularity::Token {
             let closed = units.positions.len() - units.num_open();
             order.extend(0..closed as u32);
             // Stable: equals stay in the order of the text, and the pinned ones come first.
             order.sort_by(|&a, &b| score(b as usize).total_cmp(&score(a as usize)));
-            let first = order.chunks_exact(page_size).map(|page| page[0] as usize);
-            pages.extend(first.map(|best| TierPage { score: score(best), kind: None }));
+            for page in order.chunks_exact(page_size) {
+                pages.push(TierPage { score: score(page[0] as usize), kind: None });
+                worth.push(page.iter().map(|&token| units.scores[token as usize]).fold(f32::NEG_INFINITY, f32::max));
+            }
         } else {
             let closed = table.len() - num_settled - usize::from(cache.open_page().is_some());
-            let new = &table[num_settled..][..closed];
-            pages.extend(
-                new.iter().enumerate().map(|(unit, page)| TierPage { score: score(unit), kind: coded(page.kind) }),
-            );
+            for (unit, page) in table[num_settled..][..closed].iter().enumerate() {
+                pages.push(TierPage { score: score(unit), kind: page.kind.is_coded().then_some(page.kind) });
+                worth.push(units.scores[unit]);
+            }
         }
         let sink_pages = pins.sink_pages(page_size).min(pages.len());
+        if num_settled == 0 {
+            worth[..sink_pages].fill(f32::INFINITY);
+        }
         if num_settled == 0 && tiers.top.is_coded() {
             pages[..sink_pages].iter_mut().for_each(|page| page.kind = page.kind.or(Some(SINK_KIND)));
         }
-        GroupPlan { group, num_settled, order, pages }
+        GroupPlan { group, num_settled, order, pages, worth }
     }
 
     /// Frees the pages that have no kind, after the tokens of those that are packed have moved.
@@ -181,8 +188,8 @@ impl Eviction {
             Err(FateError::Pool(error)) => return Err(error),
             Err(error) => unreachable!("closed plain pages can be encoded: {error}"),
         }
-        let stayed = plan.pages.iter().zip(kinds).filter(|(_, kind)| kind.is_some());
-        cache.settle(plan.group, &stayed.map(|(page, _)| page.score).collect::<Vec<f32>>());
+        let stayed = plan.worth.iter().zip(kinds).filter(|(_, kind)| kind.is_some());
+        cache.settle(plan.group, &stayed.map(|(worth, _)| *worth).collect::<Vec<f32>>());
         Ok(())
     }
 
