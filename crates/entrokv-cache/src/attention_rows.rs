@@ -43,7 +43,9 @@ impl<'a> AttentionRows<'a> {
     pub fn num_seen(&self, row: usize) -> usize {
         match self.source {
             RowSource::Prompt => self.positions.len() + row + 1 - self.num_rows(),
-            RowSource::Step | RowSource::ColumnSums { .. } | RowSource::Reconstruction => self.positions.len(),
+            RowSource::Step | RowSource::ColumnSums { .. } | RowSource::Probe | RowSource::Reconstruction => {
+                self.positions.len()
+            }
         }
     }
 
@@ -67,6 +69,8 @@ pub enum RowSource {
         /// How many query rows were summed.
         num_rows: usize,
     },
+    /// Rows of the queries of a probe, which stand behind all of the columns; what they give each other is left out.
+    Probe,
     /// The largest masses that queries of a [`Reconstruction`] give the tokens of one of its chunks: a row for all of its
     /// queries, or several. Chunks arrive in ascending order.
     Reconstruction,

@@ -69,8 +69,8 @@ pub use page_entro_kv::{
 pub use page_kind::{KindShapeError, PageKind, PageKindError};
 pub use pins::{OpenPage, Pins, RecentPages};
 pub use policy::{
-    EvictionPolicy, Granularity, POLICIES, Packing, PageScorer, PolicyEntry, PolicyError, Release, Rotation, Sharing,
-    parse_policy,
+    EvictionPolicy, Granularity, POLICIES, Packing, PageScorer, PolicyEntry, PolicyError, Release, Rotation, RowOrigin,
+    Sharing, parse_policy,
 };
 pub use pool::{ClassUsage, Frame, PagePool, PoolExhausted};
 pub use pooled_pages::PooledPages;

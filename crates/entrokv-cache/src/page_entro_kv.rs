@@ -33,7 +33,7 @@ pub(crate) use prompt_rows::PromptRows;
 use crate::allotment::Allotment;
 use crate::attention_rows::Taps;
 use crate::pins::Pins;
-use crate::policy::{EvictionPolicy, Granularity, Packing, PageScorer, PolicyError, Schedule};
+use crate::policy::{EvictionPolicy, Granularity, Packing, PageScorer, PolicyError, RowOrigin, Schedule};
 use crate::policy_options::OptionSet;
 use crate::shape::{CacheShape, KvGroup};
 use crate::tiers::Tiers;
@@ -64,6 +64,7 @@ const OPTIONS: OptionSet<PageEntroKvOptions> = OptionSet {
 /// | `allot` | see [`Allotment`] | `uniform` | how the budget is shared out among layers and heads |
 /// | `granularity` | `page`, `token` | `page` | whether pages are evicted or tokens |
 /// | `schedule` | `once`, `rolling`, `every:N`, `per_chunk:N` | `rolling` | when pages are evicted |
+/// | `rows` | `prompt`, `probe` | `prompt` | whose rows are read |
 /// | `pack` | `position`, `score` | `position` | in which order tokens that stay are stored |
 /// | `tiers` | `none`, or see [`Tiers`] | `none` | kinds of the pages that stay |
 ///
@@ -143,6 +144,10 @@ impl EvictionPolicy for PageEntroKv {
     fn granularity(&self) -> Granularity {
         // Tokens are what is packed.
         if self.options.packing == Packing::Score { Granularity::Token } else { self.options.granularity }
+    }
+
+    fn rows(&self) -> RowOrigin {
+        self.options.rows
     }
 
     fn packing(&self) -> Packing {

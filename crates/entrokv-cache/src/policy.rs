@@ -34,6 +34,11 @@ pub trait EvictionPolicy: fmt::Debug + fmt::Display + Send + Sync {
     /// The attention rows its scorers read; attention computes no others.
     fn needs(&self) -> Taps;
 
+    /// Whose rows it is shown where it asks for those of a prompt.
+    fn rows(&self) -> RowOrigin {
+        RowOrigin::Prompt
+    }
+
     /// When it evicts.
     fn schedule(&self) -> Schedule;
 
@@ -92,6 +97,21 @@ pub enum Release {
     OverBudget,
     /// These, and whatever room there is what is not pinned and has a score of minus infinity.
     Marked,
+}
+
+/// Whose attention rows stand for what will be asked of a prompt.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RowOrigin {
+    /// Those of its own queries.
+    #[default]
+    Prompt,
+    /// Those of a probe: a few questions that any text may be asked, read behind the prompt and dropped again. For prompts
+    /// without their question.
+    Probe,
+}
+
+impl RowOrigin {
+    pub(crate) const WORDS: [(&str, Self); 2] = [("prompt", Self::Prompt), ("probe", Self::Probe)];
 }
 
 /// In which order the tokens of a KV group are stored once it has been decided about them.

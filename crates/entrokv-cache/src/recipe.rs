@@ -15,13 +15,15 @@ pub enum Question {
     Seen,
     /// It comes later, so that scores must not depend on it: a pass repeats the text.
     Later,
+    /// It comes later, and a few questions that any text may be asked stand for it: cheaper, and worse.
+    Probed,
 }
 
 /// The name of the recipe on a command line.
 pub const AUTO: &str = "auto";
 
 /// The text of the policy that `auto`, or `auto:KEY=VALUE,...`, stands for under `budget`; options replace those of the recipe,
-/// and `pass=none` or `pass=reconstruct` says what scores are made of.
+/// and `pass=none`, `pass=probe` or `pass=reconstruct` says what scores are made of.
 ///
 /// At 28 % and more of the full cache's bytes nothing needs to go: everything is coded in 4 bits. At 20 % pages are evicted in
 /// place, below that tokens are packed by score, and the lower tier becomes smaller. A budget that is no part of the prompt is
@@ -46,13 +48,14 @@ pub fn recipe(text: &str, budget: Budget, question: Question) -> Result<String, 
         let (key, value) = item.split_once('=').ok_or_else(|| PolicyError::NotAnOption {
             policy: AUTO,
             got: item.trim().to_owned(),
-            known: "pass (none or reconstruct), and those of the policy it stands for".to_owned(),
+            known: "pass (none, probe or reconstruct), and those of the policy it stands for".to_owned(),
         })?;
         match (key.trim(), value.trim()) {
             ("pass", "none") => pass = Question::Seen,
             ("pass", "reconstruct") => pass = Question::Later,
+            ("pass", "probe") => pass = Question::Probed,
             ("pass", got) => {
-                let expected = "none or reconstruct".to_owned();
+                let expected = "none, probe or reconstruct".to_owned();
                 return Err(PolicyError::BadValue { policy: AUTO, key: "pass", expected, got: got.to_owned() });
             }
             item => given.push(item),
@@ -60,6 +63,7 @@ pub fn recipe(text: &str, budget: Budget, question: Question) -> Result<String, 
     }
     let (policy, mut parts) = match pass {
         Question::Seen => ("page-entro-kv", vec![("preset", "serving"), ("allot", "global")]),
+        Question::Probed => ("page-entro-kv", vec![("preset", "serving"), ("allot", "global"), ("rows", "probe")]),
         Question::Later => ("kvzip", vec![("chunk", "1024"), ("window", "32")]),
     };
     parts.push(("recent", "32tok"));
@@ -108,11 +112,12 @@ mod tests {
 
     #[test]
     fn what_is_no_recipe_is_refused() {
+        assert!(recipe("auto:pass=probe", "5%".parse().unwrap(), Question::Seen).unwrap().contains("rows=probe"));
         let refused = |text: &str| recipe(text, "10%".parse().unwrap(), Question::Seen).unwrap_err().to_string();
-        assert_eq!(refused("auto:pass=probe"), "option `pass` of auto is none or reconstruct, got `probe`");
+        assert_eq!(refused("auto:pass=twice"), "option `pass` of auto is none, probe or reconstruct, got `twice`");
         assert_eq!(
             refused("auto:packed"),
-            "an option of auto is KEY=VALUE, got `packed`; known are pass (none or reconstruct), and those of the policy it \
+            "an option of auto is KEY=VALUE, got `packed`; known are pass (none, probe or reconstruct), and those of the policy it \
              stands for"
         );
         assert!(refused("automatic").starts_with("unknown policy `automatic`"));

@@ -15,7 +15,9 @@ use crate::head_pooling::HeadPooling;
 use crate::headwise_scorer::HeadwiseScorer;
 use crate::page_entro_kv::BlockProjection;
 use crate::pins::{Pins, RecentPages};
-use crate::policy::{EvictionPolicy, Granularity, Packing, PageScorer, Release, Rotation, Schedule, Sharing};
+use crate::policy::{
+    EvictionPolicy, Granularity, Packing, PageScorer, Release, Rotation, RowOrigin, Schedule, Sharing,
+};
 use crate::policy_options::{OptionKey, spelling, word};
 use crate::resident_tokens::ResidentTokens;
 use crate::second_stage::SecondStage;
@@ -104,6 +106,8 @@ pub struct Axes {
     pub granularity: Granularity,
     /// `schedule`: when pages are evicted.
     pub schedule: Schedule,
+    /// `rows`: whose attention rows are read where those of a prompt are.
+    pub rows: RowOrigin,
     /// `pack`: in which order tokens that stay are stored.
     pub packing: Packing,
     /// `tiers`: the kinds of the pages that stay.
@@ -122,6 +126,7 @@ impl Default for Axes {
             sharing: Sharing::Group,
             granularity: Granularity::Page,
             schedule: Schedule::Rolling,
+            rows: RowOrigin::Prompt,
             packing: Packing::Position,
             tiers: None,
         }
@@ -197,6 +202,12 @@ impl<M: 'static> Options<M> {
             show: |options| spelling(options.axes.packing, &Packing::WORDS),
         },
         OptionKey {
+            key: "rows",
+            expected: "prompt or probe",
+            read: |options, text| word(text, &RowOrigin::WORDS).map(|rows| options.axes.rows = rows),
+            show: |options| spelling(options.axes.rows, &RowOrigin::WORDS),
+        },
+        OptionKey {
             key: "tiers",
             expected: Tiers::EXPECTED,
             read: |options, text| Tiers::read(text).map(|tiers| options.axes.tiers = tiers),
@@ -264,6 +275,10 @@ impl EvictionPolicy for TokenPolicy {
     fn granularity(&self) -> Granularity {
         // Tokens are what is packed.
         if self.axes.packing == Packing::Score { Granularity::Token } else { self.axes.granularity }
+    }
+
+    fn rows(&self) -> RowOrigin {
+        self.axes.rows
     }
 
     fn packing(&self) -> Packing {

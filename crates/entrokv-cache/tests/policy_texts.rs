@@ -4,7 +4,7 @@
 
 use entrokv_cache::{
     Allotment, BlockProjection, Granularity, ObservedRow, POLICIES, Packing, PageEntroKv, PageEntroKvOptions, PoolOn,
-    PooledPages, Pooling, RecentPages, RenyiOrder, Rotation, RowTap, Schedule, Taps, parse_policy,
+    PooledPages, Pooling, RecentPages, RenyiOrder, Rotation, RowOrigin, RowTap, Schedule, Taps, parse_policy,
 };
 
 fn options(text: &str) -> PageEntroKvOptions {
@@ -13,7 +13,7 @@ fn options(text: &str) -> PageEntroKvOptions {
 
 #[test]
 fn every_option_can_be_set() {
-    let text = "sinks=8,alpha=inf,tau=0.25,pooling=max,row=window:16,pool_on=isolated,block=sum,pool=7,recent=3,decay=0.9,allot=global,granularity=token,schedule=every:64,pack=score,tiers=tq4:3nats+tq3v2";
+    let text = "sinks=8,alpha=inf,tau=0.25,pooling=max,row=window:16,pool_on=isolated,block=sum,pool=7,recent=3,decay=0.9,allot=global,granularity=token,schedule=every:64,pack=score,rows=probe,tiers=tq4:3nats+tq3v2";
     let expected = PageEntroKvOptions {
         sinks: 8,
         order: RenyiOrder::MIN,
@@ -28,6 +28,7 @@ fn every_option_can_be_set() {
         allotment: Allotment::Global,
         granularity: Granularity::Token,
         schedule: Schedule::Every(std::num::NonZeroU32::new(64).unwrap()),
+        rows: RowOrigin::Probe,
         packing: Packing::Score,
         tiers: Some("tq4:3nats+tq3v2".parse().unwrap()),
     };
@@ -212,7 +213,7 @@ fn options_built_in_code_are_checked_too() {
 fn policies_of_token_scores_print_what_they_parse_from() {
     for text in [
         "knorm",
-        "knorm:sinks=0,recent=3,block=mean,allot=ada-interpolated:0.2,share=layer,granularity=token,schedule=per_chunk:256,pack=score,tiers=f16:0.5+tq4",
+        "knorm:sinks=0,recent=3,block=mean,allot=ada-interpolated:0.2,share=layer,granularity=token,schedule=per_chunk:256,pack=score,rows=probe,tiers=f16:0.5+tq4",
         "random:seed=7,allot=global",
         "lagkv:lag=32,first=1,cross=yes,recent=half",
         "cur:window=8,combine=average",

@@ -68,6 +68,9 @@ pub(crate) struct RunArgs {
     /// Cap on the bytes of all pages, such as 512MiB [default: one full context]
     #[arg(long, env = "ENTROKV_KV_POOL", value_name = "BYTES", visible_alias = "kv-cache-memory-bytes", value_parser = parse_bytes)]
     pub(crate) kv_pool: Option<u64>,
+    /// Questions that any text may be asked, for policies of rows=probe and auto:pass=probe: a text file [default: a few of our own]
+    #[arg(long, env = "ENTROKV_KV_PROBE", value_name = "FILE", value_parser = read_probe)]
+    kv_probe: Option<String>,
     /// Pre-tokenizer to use instead of the one the file names
     #[arg(long, env = "ENTROKV_PRE", value_name = "NAME")]
     pub(crate) pre: Option<String>,
@@ -102,6 +105,12 @@ pub(crate) fn parse_kind(text: &str) -> Result<PageKind, String> {
 
 fn parse_encoding(text: &str) -> Result<Encoding, String> {
     text.parse().map_err(|error| format!("{error}"))
+}
+
+/// Reads the questions in the file at `path`.
+fn read_probe(path: &str) -> Result<String, String> {
+    let text = std::fs::read_to_string(path).map_err(|error| error.to_string())?;
+    if text.trim().is_empty() { Err("there are no questions in it".to_string()) } else { Ok(text) }
 }
 
 fn parse_isa(text: &str) -> Result<Isa, String> {
@@ -155,6 +164,7 @@ impl RunArgs {
             pool_bytes: self.kv_pool,
             pre_tokenizer: self.pre.clone(),
             identity: Identity::Unknown,
+            probe: self.kv_probe.clone(),
             interrupt: interrupt::flag(),
         }
     }

@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use entrokv_cache::{
     BudgetError, CacheShape, EvictionPolicy, GateTap, KindShapeError, KvCache, Packing, PageCost, PageKind, PagePool,
-    Release, Rotation, Sharing,
+    Release, Rotation, RowOrigin, Sharing,
 };
 use entrokv_kernels::arena::Arena;
 
@@ -60,6 +60,8 @@ pub struct EngineOptions {
     pub model_id: Option<ModelId>,
     /// How the model is asked to repeat a prompt, for policies that score by it.
     pub repeat: RepeatInstruction,
+    /// What a model is asked for policies of `rows=probe`; empty where nothing is.
+    pub probe: Vec<u32>,
 }
 
 /// Several sequences over one model and one pool.
@@ -107,6 +109,16 @@ pub enum SubmitError {
         got: usize,
         /// Tokens there must be room for.
         needed: usize,
+        /// Context length.
+        limit: usize,
+    },
+    /// No room in the context for the probe behind the prompt.
+    #[error("the probe of {probe} tokens is read behind the prompt of {got}; the context holds {limit}")]
+    NoRoomToProbe {
+        /// Logical length after the prompt.
+        got: usize,
+        /// Tokens of the probe.
+        probe: usize,
         /// Context length.
         limit: usize,
     },
@@ -360,6 +372,11 @@ impl Engine {
             PassPlan::new(needs, 0..end, 0, room, &self.options.repeat)
                 .map_err(|needed| SubmitError::NoRoomToRepeat { got: end, needed, limit: self.context_len })?;
         }
+        let probe = self.options.probe.len();
+        let is_probed = request.eviction.as_ref().is_some_and(|eviction| eviction.policy.rows() == RowOrigin::Probe);
+        if is_probed && end + probe > self.context_len {
+            return Err(SubmitError::NoRoomToProbe { got: end, probe, limit: self.context_len });
+        }
         let length_limit = request.max_tokens.map_or(self.context_len, |n| self.context_len.min(end.saturating_add(n)));
         Ok(Turn {
             prompt_end: end,
@@ -449,7 +466,7 @@ impl Engine {
         }
         eviction.begin();
         turn.prompt_end = sequence.computed;
-        sequence.begin_pass(&self.options.repeat, self.context_len, None);
+        sequence.begin_pass(&self.options.probe, &self.options.repeat, self.context_len, None);
         if sequence.turn.pass.is_some() {
             (sequence.turn.resting, sequence.turn.finished) = (Some(reason), None);
             return Ok(true);

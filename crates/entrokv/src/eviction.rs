@@ -25,7 +25,8 @@ use entrokv_cache::{
     Allotment, AttentionForm, AttentionRows, Budget, BudgetError, CacheShape, EvictionPolicy, Granularity, GroupUnits,
     KvCache, KvGroup, LayerKind, LogitScale, OpenPage, OutputTap, PageCost, PageFate, PageKind, PagePlace, PagePool,
     PageScorer, Pins, PoolExhausted, QueryMoments, QueryTap, Reconstruction, Release, ResidentTokens, ResolvedBudget,
-    RotaryPairs, Rotation, RowSource, RowTap, Schedule, Sharing, TokenTap, TwoWayTap, select_pages, select_tokens,
+    RotaryPairs, Rotation, RowOrigin, RowSource, RowTap, Schedule, Sharing, TokenTap, TwoWayTap, select_pages,
+    select_tokens,
 };
 use entrokv_kernels::attention::Tap;
 use entrokv_kernels::codes::KeyConstants;
@@ -263,6 +264,13 @@ impl Eviction {
         evicts.then_some((reconstruction, pins.sink_tokens, self.repeated))
     }
 
+    /// Whether rows of a probe are wanted over a text of `len` tokens.
+    pub(crate) fn wants_probe(&self, len: usize) -> bool {
+        let resolved = self.budget.resolve(&self.shape, PageKind::F16, len, &self.policy.pins());
+        let evicts = !resolved.is_ok_and(|resolved| resolved.unlimited);
+        evicts && self.policy.rows() == RowOrigin::Probe && self.policy.needs().prompt != RowTap::None
+    }
+
     /// Shows the policy what a pass has recorded of a chunk.
     pub(crate) fn observe_pass(&mut self, cache: &KvCache, record: &Record) {
         let (columns, group_size) = (record.columns(), self.shape.group_size);
@@ -278,7 +286,8 @@ impl Eviction {
     pub(crate) fn is_watching(&self, reading: bool) -> bool {
         let needs = self.policy.needs();
         let sums_heads = self.heads.as_ref().is_some_and(HeadGates::is_reading);
-        let sees_rows = if reading { needs.prompt != RowTap::None || sums_heads } else { needs.step_rows };
+        let own_rows = needs.prompt != RowTap::None && self.policy.rows() == RowOrigin::Prompt;
+        let sees_rows = if reading { own_rows || sums_heads } else { needs.step_rows };
         sees_rows || self.sees_queries(reading) || reading && self.two_way_sums.is_some()
     }
 
@@ -370,8 +379,16 @@ impl Eviction {
         }
     }
 
-    /// Shows the policy what attention recorded in `layer`.
-    pub(crate) fn observe(&mut self, cache: &KvCache, layer: usize, source: RowSource, tap: Tap, threads: &Threads) {
+    /// Shows the policy what attention recorded in `layer`, of the columns of the first `text_len` tokens.
+    pub(crate) fn observe(
+        &mut self,
+        cache: &KvCache,
+        layer: usize,
+        source: RowSource,
+        text_len: usize,
+        tap: Tap,
+        threads: &Threads,
+    ) {
         let Some(first) = self.first_group[layer] else { return };
         let groups = &mut self.groups[first..first + self.shape.num_kv_heads];
         match tap {
@@ -388,7 +405,15 @@ impl Eviction {
                 threads.for_each_chunk(groups, 1, |kv_head, group| {
                     let mut columns = Vec::new();
                     positions(cache, group[0].group, &mut columns);
-                    let (positions, rows) = (columns.as_slice(), out[kv_head].as_slice());
+                    let of_text = columns.partition_point(|&column| (column as usize) < text_len);
+                    let trimmed: Vec<f32> = match columns.len() - of_text {
+                        0 => Vec::new(),
+                        _ => {
+                            out[kv_head].chunks_exact(columns.len()).flat_map(|row| &row[..of_text]).copied().collect()
+                        }
+                    };
+                    let rows = if of_text == columns.len() { out[kv_head].as_slice() } else { &trimmed };
+                    let positions = &columns[..of_text];
                     group[0].scorer.observe(AttentionRows { source, group_size, positions, rows });
                 });
                 // The rows of a prompt are many; their memory is not kept.

@@ -36,6 +36,7 @@ pub mod kv_file;
 pub mod load;
 pub mod model;
 mod output_norms;
+mod probe;
 #[cfg(feature = "pull")]
 pub mod pull;
 pub mod repeat_instruction;

@@ -17,6 +17,7 @@ use crate::engine::{Engine, EngineOptions};
 use crate::gguf::{Gguf, GgufError};
 use crate::kv_file::ModelId;
 use crate::model::Decoder;
+use crate::probe;
 use crate::repeat_instruction::RepeatInstruction;
 use crate::store::Store;
 use crate::tokenizer::{Tokenizer, TokenizerError};
@@ -45,6 +46,8 @@ pub struct ModelOptions {
     pub pre_tokenizer: Option<String>,
     /// Whether the model is identified, which KV files need.
     pub identity: Identity,
+    /// Questions that a model is asked about any text, for policies of `rows=probe`; ours where `None`.
+    pub probe: Option<String>,
     /// Raised to stop a forward pass between layers.
     pub interrupt: Arc<AtomicBool>,
 }
@@ -73,6 +76,7 @@ impl Default for ModelOptions {
             pool_bytes: None,
             pre_tokenizer: None,
             identity: Identity::Unknown,
+            probe: None,
             interrupt: Arc::new(AtomicBool::new(false)),
         }
     }
@@ -154,6 +158,7 @@ impl Model {
                 Identity::Hashed => Some(ModelId::of(gguf)),
             },
             repeat: RepeatInstruction::new(&tokenizer, chat_template.as_ref())?,
+            probe: probe::tokens(&tokenizer, chat_template.as_ref(), options.probe.as_deref())?,
         };
         let engine = Engine::new(Box::new(runner), shape, Some(Arc::clone(&tokenizer)), engine_options);
         Ok(Self { engine, tokenizer, chat_template, config })

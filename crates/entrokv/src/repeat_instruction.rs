@@ -55,7 +55,7 @@ impl RepeatInstruction {
 }
 
 /// What a template writes between a user's message and the model's answer; `None` if it does not show the message.
-fn answer_marks(template: &ChatTemplate) -> Option<String> {
+pub(crate) fn answer_marks(template: &ChatTemplate) -> Option<String> {
     const MESSAGE: &str = "a-message-of-the-user";
     let text = template.render(&[Message::new("user", MESSAGE)], &RenderOptions::default()).ok()?;
     text.split_once(MESSAGE).map(|(_, after)| after.to_owned())

@@ -238,16 +238,23 @@ impl Sequence {
         !self.is_reading() && self.turn.pass.is_none()
     }
 
-    /// Begins the pass that the policy asks for over what it has not seen repeated, if it does, in a context of `context_len`;
-    /// `logits` are those of the last row read, if it has any.
-    pub(crate) fn begin_pass(&mut self, instruction: &RepeatInstruction, context_len: usize, logits: Option<&[f32]>) {
+    /// Begins the pass that the policy asks for, a probe or one over what it has not seen repeated or both, if it does, in a
+    /// context of `context_len`; `logits` are those of the last row read, if it has any.
+    pub(crate) fn begin_pass(
+        &mut self,
+        probe: &[u32],
+        instruction: &RepeatInstruction,
+        context_len: usize,
+        logits: Option<&[f32]>,
+    ) {
         let Self { tokens, computed, cache, turn, .. } = self;
-        let Some((reconstruction, sinks, from)) = turn.eviction.as_ref().and_then(|e| e.pass_wanted(*computed)) else {
-            return;
-        };
-        let plan = PassPlan::new(reconstruction, from..*computed, sinks, context_len - *computed, instruction);
-        let plan = plan.expect("the room was checked when the turn began, for at least as many tokens");
-        turn.pass = Pass::begin(plan, instruction, tokens, cache, logits);
+        let Some(eviction) = &turn.eviction else { return };
+        let plan = eviction.pass_wanted(*computed).map(|(reconstruction, sinks, from)| {
+            let plan = PassPlan::new(reconstruction, from..*computed, sinks, context_len - *computed, instruction);
+            plan.expect("the room was checked when the turn began, for at least as many tokens")
+        });
+        let probe = (eviction.wants_probe(*computed) && !probe.is_empty()).then_some(probe);
+        turn.pass = Pass::begin(probe, plan, instruction, tokens, cache, logits);
     }
 
     /// Whether there is more of the prompt to be read.

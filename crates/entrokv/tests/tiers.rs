@@ -266,3 +266,57 @@ fn a_cache_is_compressed_after_the_answer() {
     model.engine.close(id);
     assert_eq!(model.engine.pool().used_bytes(), 0);
 }
+
+/// The rows of a probe are those that its questions would have at the prompt's end.
+#[test]
+fn a_probe_stands_for_the_questions_to_come() {
+    let gguf = gguf("qwen3-untied");
+    let questions = "\n\nWho? When? How many?";
+    let options = |chunk| ModelOptions { probe: Some(questions.into()), chunk_size: count(chunk), ..options() };
+    let policies = [
+        "page-entro-kv:row=window:8,rows=probe",
+        "snapkv:window=8,rows=probe",
+        "page-entro-kv:row=accumulated,rows=probe,pack=score,tiers=tq4:1nats+tq3",
+        "kvzip:window=8,rows=probe,recent=32tok,pack=score,tiers=tq4",
+    ];
+    for policy in policies {
+        let mut expected = None;
+        for chunk in [512, 7] {
+            let mut model = open(&gguf, &options(chunk));
+            let id = model.engine.submit(request(14, 301, 50, "20%", policy)).unwrap();
+            let before = model.engine.pool().used_bytes();
+            let (tokens, kv) = run(&mut model, id);
+            assert_eq!(before, 0);
+            assert!(model.engine.timing(id).unwrap().pass > std::time::Duration::ZERO, "{policy}");
+            assert_eq!((model.engine.cache(id).unwrap().logical_len(), kv.budget_violations), (350, 0), "{policy}");
+            let outcome = (tokens, kv.bytes_held);
+            assert_eq!(*expected.get_or_insert(outcome.clone()), outcome, "{policy}, chunks of {chunk}");
+            model.engine.close(id);
+            assert_eq!(model.engine.pool().used_bytes(), 0);
+        }
+        // Other rows, other pages: what the prompt's own queries look at is something else.
+        let mut model = open(&gguf, &options(512));
+        let own = policy.replace(",rows=probe", "");
+        let id = model.engine.submit(request(14, 301, 50, "20%", &own)).unwrap();
+        let (tokens, kv) = run(&mut model, id);
+        let positions = |model: &Model, id| -> Vec<u32> {
+            let cache = model.engine.cache(id).unwrap();
+            cache
+                .shape()
+                .global_groups()
+                .flat_map(|group| cache.table(group))
+                .flat_map(|page| page.positions(16))
+                .collect()
+        };
+        let of_own = positions(&model, id);
+        let probed = model.engine.submit(request(14, 301, 50, "20%", policy)).unwrap();
+        run(&mut model, probed);
+        assert_ne!(positions(&model, probed), of_own, "{policy}: {tokens:?} {}", kv.bytes_held);
+    }
+    let mut model = open(&gguf, &ModelOptions { context_len: Some(301), ..options(512) });
+    let error = model.engine.submit(request(14, 301, 1, "20%", policies[0])).unwrap_err().to_string();
+    assert!(
+        error.starts_with("the probe of ") && error.ends_with("behind the prompt of 301; the context holds 301"),
+        "{error}"
+    );
+}

@@ -6,7 +6,7 @@ use crate::allotment::Allotment;
 use crate::attention_rows::RowTap;
 use crate::entropy::RenyiOrder;
 use crate::pins::RecentPages;
-use crate::policy::{Granularity, Packing, Schedule};
+use crate::policy::{Granularity, Packing, RowOrigin, Schedule};
 use crate::policy_options::{OptionKey, Preset, spelling, word};
 use crate::tiers::Tiers;
 
@@ -42,6 +42,8 @@ pub struct PageEntroKvOptions {
     pub granularity: Granularity,
     /// `schedule`: when pages are evicted.
     pub schedule: Schedule,
+    /// `rows`: whose attention rows are read where those of a prompt are.
+    pub rows: RowOrigin,
     /// `pack`: in which order tokens that stay are stored.
     pub packing: Packing,
     /// `tiers`: the kinds of the pages that stay.
@@ -134,6 +136,7 @@ impl Default for PageEntroKvOptions {
             allotment: Allotment::Uniform,
             granularity: Granularity::Page,
             schedule: Schedule::Rolling,
+            rows: RowOrigin::Prompt,
             packing: Packing::Position,
             tiers: None,
         }
@@ -255,6 +258,12 @@ pub(crate) const OPTION_KEYS: &[OptionKey<PageEntroKvOptions>] = &[
         expected: "position or score",
         read: |options, text| word(text, &Packing::WORDS).map(|packing| options.packing = packing),
         show: |options| spelling(options.packing, &Packing::WORDS),
+    },
+    OptionKey {
+        key: "rows",
+        expected: "prompt or probe",
+        read: |options, text| word(text, &RowOrigin::WORDS).map(|rows| options.rows = rows),
+        show: |options| spelling(options.rows, &RowOrigin::WORDS),
     },
     OptionKey {
         key: "tiers",

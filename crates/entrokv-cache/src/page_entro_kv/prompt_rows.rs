@@ -38,7 +38,7 @@ impl PromptRows {
             ObservedRow::Window(_) | ObservedRow::Accumulated => 0,
         };
         let queries_a_row = match rows.source {
-            RowSource::Prompt | RowSource::Step | RowSource::Reconstruction => 1,
+            RowSource::Prompt | RowSource::Step | RowSource::Probe | RowSource::Reconstruction => 1,
             RowSource::ColumnSums { num_rows } => num_rows as u64,
         };
         self.sums.align(rows.positions);

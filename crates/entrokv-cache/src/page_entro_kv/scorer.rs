@@ -135,7 +135,7 @@ impl PageScorer for PageEntroKvScorer {
                     self.step(rows, row);
                 }
             }
-            RowSource::Prompt | RowSource::ColumnSums { .. } | RowSource::Reconstruction => {
+            RowSource::Prompt | RowSource::ColumnSums { .. } | RowSource::Probe | RowSource::Reconstruction => {
                 let fresh = || PromptRows::new(self.options.row, self.group_size);
                 self.prompt.get_or_insert_with(fresh).observe(rows);
             }

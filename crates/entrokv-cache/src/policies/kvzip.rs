@@ -173,7 +173,7 @@ impl Largest {
 impl TokenScorer for KvzipScorer {
     fn observe(&mut self, rows: AttentionRows<'_>) {
         let largest = match (rows.source, &mut self.window) {
-            (RowSource::Prompt, Some(window)) => {
+            (RowSource::Prompt | RowSource::Probe, Some(window)) => {
                 if std::mem::take(&mut self.is_over) {
                     *window = Largest::default();
                 }

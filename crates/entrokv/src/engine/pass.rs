@@ -29,17 +29,27 @@ pub struct PassProgress {
 
 /// A pass under way.
 pub(crate) struct Pass {
-    plan: PassPlan,
-    /// The part of the text that is being repeated.
-    chunk: Range<usize>,
+    work: Work,
     /// What is read for it.
     tokens: Vec<u32>,
     /// How many of them have been.
     done: usize,
-    /// What attention has said.
-    record: Record,
     /// Logits of the last row read before it, if it has any, for when the pass is over.
     logits: Option<Vec<f32>>,
+}
+
+/// What a pass is doing.
+enum Work {
+    /// It asks what any text may be asked, and then repeats it, if there is a plan for that.
+    Probe { then: Option<PassPlan> },
+    /// It repeats the text.
+    Repeat {
+        plan: PassPlan,
+        /// The part that is being repeated.
+        chunk: Range<usize>,
+        /// What attention has said.
+        record: Record,
+    },
 }
 
 /// What is to be repeated, and in which pieces.
@@ -88,18 +98,39 @@ impl PassPlan {
 }
 
 impl Pass {
-    /// Begins a pass over the tokens of a sequence, whose cache holds all of them; `None` if there is nothing to repeat.
+    /// Begins a pass over the tokens of a sequence, whose cache holds all of them: a `probe` first, if there is one, and then what
+    /// `plan` says; `None` if there is neither.
     pub(crate) fn begin(
-        plan: PassPlan,
+        probe: Option<&[u32]>,
+        plan: Option<PassPlan>,
         instruction: &RepeatInstruction,
         sequence: &[u32],
         cache: &KvCache,
         logits: Option<&[f32]>,
     ) -> Option<Self> {
-        let chunk = plan.chunk(plan.text.start)?;
+        let logits = logits.map(<[f32]>::to_vec);
+        match probe {
+            Some(probe) => Some(Self { work: Work::Probe { then: plan }, tokens: probe.to_vec(), done: 0, logits }),
+            None => {
+                let start = plan.as_ref()?.text.start;
+                Self::repeat(plan?, start, instruction, sequence, cache, logits).ok()
+            }
+        }
+    }
+
+    /// Repeats the chunk that begins at `start`; gives the logits back if none does.
+    fn repeat(
+        plan: PassPlan,
+        start: usize,
+        instruction: &RepeatInstruction,
+        sequence: &[u32],
+        cache: &KvCache,
+        logits: Option<Vec<f32>>,
+    ) -> Result<Self, Option<Vec<f32>>> {
+        let Some(chunk) = plan.chunk(start) else { return Err(logits) };
         let tokens = instruction.tokens(sequence, &chunk);
         let record = Record::new(&plan, &chunk, &tokens, cache);
-        Some(Self { plan, chunk, tokens, done: 0, record, logits: logits.map(<[f32]>::to_vec) })
+        Ok(Self { work: Work::Repeat { plan, chunk, record }, tokens, done: 0, logits })
     }
 
     /// Tokens still to be read for the chunk.
@@ -112,9 +143,18 @@ impl Pass {
         self.done
     }
 
-    /// The next `num_tokens` of them, and where attention's answer goes.
-    pub(crate) fn parts(&mut self, num_tokens: usize) -> (&[u32], &mut Record) {
-        (&self.tokens[self.done..self.done + num_tokens], &mut self.record)
+    /// Tokens it reads before the cache forgets them.
+    pub(crate) fn len(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// The next `num_tokens` of them, and where attention's answer goes, unless it is rows of a probe.
+    pub(crate) fn parts(&mut self, num_tokens: usize) -> (&[u32], Option<&mut Record>) {
+        let record = match &mut self.work {
+            Work::Probe { .. } => None,
+            Work::Repeat { record, .. } => Some(record),
+        };
+        (&self.tokens[self.done..self.done + num_tokens], record)
     }
 
     /// Notes that `num_tokens` more have been read; whether the chunk is whole.
@@ -125,33 +165,46 @@ impl Pass {
 
     /// Goes on to the next chunk, once the cache has forgotten this one; gives the logits back if there is none.
     pub(crate) fn next_chunk(
-        mut self,
+        self,
         instruction: &RepeatInstruction,
         sequence: &[u32],
         cache: &KvCache,
     ) -> Result<Self, Option<Vec<f32>>> {
-        let Some(chunk) = self.plan.chunk(self.chunk.end) else { return Err(self.logits) };
-        self.tokens = instruction.tokens(sequence, &chunk);
-        self.record = Record::new(&self.plan, &chunk, &self.tokens, cache);
-        (self.chunk, self.done) = (chunk, 0);
-        Ok(self)
+        let (plan, start) = match self.work {
+            Work::Probe { then: None } => return Err(self.logits),
+            Work::Probe { then: Some(plan) } => {
+                let start = plan.text.start;
+                (plan, start)
+            }
+            Work::Repeat { plan, chunk, .. } => (plan, chunk.end),
+        };
+        Self::repeat(plan, start, instruction, sequence, cache, self.logits)
     }
 
-    /// The masses of the chunk's tokens.
-    pub(crate) fn record(&self) -> &Record {
-        &self.record
+    /// The masses of the chunk's tokens; none of a probe, whose rows have been shown as they came.
+    pub(crate) fn record(&self) -> Option<&Record> {
+        match &self.work {
+            Work::Probe { .. } => None,
+            Work::Repeat { record, .. } => Some(record),
+        }
     }
 
     /// How far it has come.
     pub(crate) fn progress(&self) -> PassProgress {
-        let asked = self.tokens.len() - self.chunk.len();
-        let done = self.chunk.start - self.plan.text.start + self.done.saturating_sub(asked);
-        PassProgress { done, total: self.plan.text.len() }
+        match &self.work {
+            Work::Probe { .. } => PassProgress { done: self.done, total: self.tokens.len() },
+            Work::Repeat { plan, chunk, .. } => {
+                let asked = self.tokens.len() - chunk.len();
+                let done = chunk.start - plan.text.start + self.done.saturating_sub(asked);
+                PassProgress { done, total: plan.text.len() }
+            }
+        }
     }
 
     /// Bytes it takes beside the pages.
     pub(crate) fn bytes(&self) -> u64 {
-        let maxima: usize = self.record.layers.iter().flatten().flat_map(|maxima| &maxima.out).map(Vec::capacity).sum();
+        let layers = self.record().map_or(&[][..], |record| &record.layers);
+        let maxima: usize = layers.iter().flatten().flat_map(|maxima| &maxima.out).map(Vec::capacity).sum();
         ((maxima + self.logits.as_ref().map_or(0, Vec::capacity)) * size_of::<f32>()
             + self.tokens.capacity() * size_of::<u32>()) as u64
     }

@@ -111,9 +111,13 @@ impl Engine {
             let Some(sequence) = self.sequences.get_mut(id) else { continue };
             let reading = sequence.is_reading();
             let is_watching = |eviction: &Eviction| eviction.is_watching(reading);
-            // A pass may be shown the same rows twice.
-            if sequence.turn.pass.is_none() && sequence.turn.eviction.as_ref().is_some_and(is_watching) {
-                sequence.turn.finished.get_or_insert(FinishReason::Cancelled);
+            // A pass may be shown the same masses twice, but no rows.
+            let is_cancelled = match &sequence.turn.pass {
+                Some(pass) => pass.record().is_none(),
+                None => sequence.turn.eviction.as_ref().is_some_and(is_watching),
+            };
+            if is_cancelled {
+                self.cancel(*id);
             }
         }
     }
@@ -128,14 +132,19 @@ impl Engine {
             let Some(sequence) = by_id.remove(&item.id) else { continue };
             let (reading, part_end, first) = (sequence.is_reading(), sequence.part_end(), sequence.next_position());
             let end = first + item.tokens;
-            let Sequence { tokens, cache, segments, coding, turn, .. } = sequence;
+            let Sequence { tokens, computed, cache, segments, coding, turn, .. } = sequence;
             let (constants, mut queries) = coding.as_mut().map(Coding::parts).unzip();
             let (tokens, logits, phase) = match &mut turn.pass {
                 Some(pass) => {
                     // Constants are of the text alone.
                     queries = None;
+                    let text = *computed..*computed + pass.len();
+                    let phase = |record| match record {
+                        Some(record) => Phase::Pass(record),
+                        None => Phase::Probe { text_len: text.start, end: text.end },
+                    };
                     let (tokens, record) = pass.parts(item.tokens);
-                    (tokens, LogitsWanted::None, Phase::Pass(record))
+                    (tokens, LogitsWanted::None, phase(record))
                 }
                 None => {
                     let phase = if reading { Phase::Prompt { end: part_end } } else { Phase::Answer };
@@ -173,7 +182,7 @@ impl Engine {
             let mut ended = sequence.count(&mut self.pool, item.tokens, start.elapsed());
             let mut row = logits.last(span);
             if ended == Ended::Prompt && !sequence.waits() {
-                sequence.begin_pass(&self.options.repeat, self.context_len, row.as_deref());
+                sequence.begin_pass(&self.options.probe, &self.options.repeat, self.context_len, row.as_deref());
             }
             let mut kept;
             if ended == Ended::PassChunk {
@@ -253,8 +262,8 @@ impl Sequence {
         let pass = turn.pass.take()?;
         let start = Instant::now();
         cache.truncate(pool, *computed);
-        if let Some(eviction) = &mut turn.eviction {
-            eviction.observe_pass(cache, pass.record());
+        if let (Some(eviction), Some(record)) = (&mut turn.eviction, pass.record()) {
+            eviction.observe_pass(cache, record);
         }
         turn.timing.observe += start.elapsed();
         match pass.next_chunk(instruction, tokens, cache) {

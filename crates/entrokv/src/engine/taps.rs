@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use entrokv_cache::{KvCache, RowSource};
+use entrokv_cache::{KvCache, RowOrigin, RowSource};
 use entrokv_kernels::attention::Tap;
 use entrokv_kernels::compute::Compute;
 use entrokv_kernels::threads::Threads;
@@ -18,10 +18,19 @@ use crate::model::AttentionSink;
 pub(super) enum Phase<'a> {
     /// Rows of a prompt, or a part of it that is evicted after by itself, that ends before this position.
     Prompt { end: usize },
+    /// Rows of a probe that ends before this position, behind a text of so many tokens.
+    Probe { text_len: usize, end: usize },
     /// Rows that repeat a prompt.
     Pass(&'a mut Record),
     /// The row of a token generated.
     Answer,
+}
+
+impl Phase<'_> {
+    /// Whether its tokens are a probe's: nobody's business but for what they look at.
+    fn is_probe(&self) -> bool {
+        matches!(self, Self::Probe { .. })
+    }
 }
 
 /// One span of the batch.
@@ -52,8 +61,8 @@ impl AttentionSink for Taps<'_> {
     }
 
     fn inputs(&mut self, span: usize, layer: usize, inputs: &[f32], compute: &Compute) {
-        let SpanTaps { eviction, rows, time, .. } = &mut self.spans[span];
-        if let Some(eviction) = eviction {
+        let SpanTaps { eviction, rows, time, phase, .. } = &mut self.spans[span];
+        if let (Some(eviction), false) = (eviction, phase.is_probe()) {
             let start = Instant::now();
             eviction.observe_inputs(layer, rows, inputs, compute);
             **time += start.elapsed();
@@ -61,8 +70,8 @@ impl AttentionSink for Taps<'_> {
     }
 
     fn unrotated(&mut self, span: usize, layer: usize, queries: &mut [f32], keys: &[f32]) {
-        let SpanTaps { eviction, rows, .. } = &mut self.spans[span];
-        if let Some(eviction) = eviction {
+        let SpanTaps { eviction, rows, phase, .. } = &mut self.spans[span];
+        if let (Some(eviction), false) = (eviction, phase.is_probe()) {
             eviction.observe_unrotated(layer, rows, queries, keys);
         }
     }
@@ -79,7 +88,7 @@ impl AttentionSink for Taps<'_> {
 
     fn unrotated_queries(&mut self, span: usize, layer: usize, queries: &[f32], compute: &Compute) {
         let SpanTaps { eviction, rows, phase, time, .. } = &mut self.spans[span];
-        if let Some(eviction) = eviction {
+        if let (Some(eviction), false) = (eviction, phase.is_probe()) {
             let start = Instant::now();
             let queries = UnrotatedQueries { layer, first_position: rows.start, rows: queries };
             eviction.see_unrotated(queries, matches!(phase, Phase::Prompt { .. }), compute);
@@ -102,7 +111,11 @@ impl AttentionSink for Taps<'_> {
         match (eviction, phase) {
             (_, Phase::Pass(record)) => record.tap(layer),
             (None, _) => Tap::None,
-            (Some(eviction), Phase::Prompt { end }) => eviction.tap_prompt(layer, rows.clone(), *end, resident),
+            (Some(eviction), Phase::Prompt { end }) if eviction.policy().rows() == RowOrigin::Prompt => {
+                eviction.tap_prompt(layer, rows.clone(), *end, resident)
+            }
+            (Some(_), Phase::Prompt { .. }) => Tap::None,
+            (Some(eviction), Phase::Probe { end, .. }) => eviction.tap_prompt(layer, rows.clone(), *end, resident),
             (Some(eviction), Phase::Answer) => eviction.tap_answer(layer),
         }
     }
@@ -111,12 +124,14 @@ impl AttentionSink for Taps<'_> {
         let SpanTaps { eviction, cache, phase, time, .. } = &mut self.spans[span];
         let source = match phase {
             Phase::Prompt { .. } => RowSource::Prompt,
+            Phase::Probe { .. } => RowSource::Probe,
             Phase::Pass(record) => return record.put_back(layer, tap),
             Phase::Answer => RowSource::Step,
         };
         if let Some(eviction) = eviction {
             let start = Instant::now();
-            eviction.observe(cache, layer, source, tap, threads);
+            let text_len = if let Phase::Probe { text_len, .. } = phase { *text_len } else { usize::MAX };
+            eviction.observe(cache, layer, source, text_len, tap, threads);
             **time += start.elapsed();
         }
     }

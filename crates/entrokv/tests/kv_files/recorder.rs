@@ -37,6 +37,7 @@ pub(crate) fn recorded(gguf: &Gguf, options: &ModelOptions) -> (Engine, Rows) {
         pool_bytes: options.pool_bytes.unwrap(),
         model_id: Some(ModelId::of(gguf)),
         repeat: entrokv::RepeatInstruction::default(),
+        probe: Vec::new(),
     };
     let recorder = Recorder { decoder, rows: Arc::clone(&rows) };
     (Engine::new(Box::new(recorder), shape, None, engine_options), rows)
