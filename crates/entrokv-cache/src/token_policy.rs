@@ -15,8 +15,11 @@ use crate::head_pooling::HeadPooling;
 use crate::headwise_scorer::HeadwiseScorer;
 use crate::page_entro_kv::BlockProjection;
 use crate::pins::{Pins, RecentPages};
-use crate::policy::{EvictionPolicy, Granularity, Packing, PageScorer, Release, Rotation, Schedule, Sharing};
+use crate::policy::{
+    EvictionPolicy, Granularity, LeastBudget, Packing, PageScorer, Release, Rotation, Schedule, Sharing,
+};
 use crate::policy_options::{OptionKey, spelling, word};
+use crate::reading::Reading;
 use crate::resident_tokens::ResidentTokens;
 use crate::second_stage::SecondStage;
 use crate::shape::{CacheShape, KvGroup};
@@ -35,6 +38,16 @@ pub trait TokenMethod: fmt::Debug + Send + Sync {
     /// infinity.
     fn release(&self) -> Release {
         Release::OverBudget
+    }
+
+    /// The smallest budget it can keep.
+    fn least_budget(&self) -> LeastBudget {
+        LeastBudget::Pins
+    }
+
+    /// What a step of decoding reads of what is held.
+    fn reading(&self) -> Reading {
+        Reading::All
     }
 
     /// The file its gate is computed with.
@@ -276,6 +289,14 @@ impl EvictionPolicy for TokenPolicy {
 
     fn release(&self) -> Release {
         self.method.release()
+    }
+
+    fn least_budget(&self) -> LeastBudget {
+        self.method.least_budget()
+    }
+
+    fn reading(&self) -> Reading {
+        self.method.reading()
     }
 
     fn file(&self) -> Option<&Path> {

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use clap::builder::FalseyValueParser;
-use entrokv::POLICIES;
+use entrokv::{LeastBudget, POLICIES};
 use serde::Serialize;
 
 use crate::failure::Failure;
@@ -44,7 +44,10 @@ pub(crate) fn run(args: &PoliciesArgs) -> Result<(), Failure> {
             needs: entry.default_policy().needs().words(),
             frees: entry.frees,
             requires_file: entry.requires_file,
-            min_budget: None,
+            min_budget: match entry.default_policy().least_budget() {
+                LeastBudget::Pins => None,
+                LeastBudget::Everything => Some(1.0),
+            },
         })
         .collect();
     if args.json {

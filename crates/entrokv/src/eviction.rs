@@ -13,6 +13,7 @@
 //! Only global layers are ever scored or freed; window layers look after themselves.
 
 mod arrange;
+mod page_choice;
 mod query_sums;
 mod saved;
 mod two_way_sums;
@@ -23,11 +24,12 @@ use std::sync::Arc;
 
 use entrokv_cache::{
     Allotment, AttentionForm, AttentionRows, Budget, BudgetError, CacheShape, EvictionPolicy, Granularity, GroupUnits,
-    KvCache, KvGroup, LayerKind, LogitScale, OpenPage, OutputTap, PageCost, PageFate, PageKind, PagePlace, PagePool,
-    PageScorer, Pins, PoolExhausted, QueryMoments, QueryTap, Reconstruction, Release, ResidentTokens, ResolvedBudget,
-    RotaryPairs, Rotation, RowSource, RowTap, Schedule, Sharing, TokenTap, TwoWayTap, select_pages, select_tokens,
+    KvCache, KvGroup, LayerKind, LeastBudget, LogitScale, OpenPage, OutputTap, PageCost, PageFate, PageKind, PagePlace,
+    PagePool, PageScorer, Pins, PoolExhausted, QueryMoments, QueryTap, Reading, Reconstruction, Release,
+    ResidentTokens, ResolvedBudget, RotaryPairs, Rotation, RowSource, RowTap, Schedule, Sharing, TokenTap, TwoWayTap,
+    select_pages, select_tokens,
 };
-use entrokv_kernels::attention::Tap;
+use entrokv_kernels::attention::{SegmentList, Tap};
 use entrokv_kernels::codes::KeyConstants;
 use entrokv_kernels::compute::Compute;
 use entrokv_kernels::rope::RopeLayout;
@@ -41,6 +43,8 @@ use crate::model::ModelRunner;
 use crate::sequence::EvictionOptions;
 use crate::store::TokenVectors;
 
+use self::page_choice::PageChoice;
+pub use self::page_choice::StepReads;
 use self::query_sums::QuerySums;
 pub(crate) use self::query_sums::UnrotatedQueries;
 pub(crate) use self::two_way_sums::LayerRows;
@@ -86,6 +90,8 @@ pub(crate) struct Eviction {
     num_summed_rows: Vec<usize>,
     /// What a policy of queries' moments is shown.
     query_sums: Option<QuerySums>,
+    /// What is read of the pages held, where the policy has a step read a few.
+    page_choice: Option<PageChoice>,
     /// What a policy that looks both ways is shown.
     two_way_sums: Option<TwoWaySums>,
     /// The rows of a token generated, per KV head of a layer: what attention fills, layer after layer and step after step.
@@ -129,7 +135,7 @@ impl Eviction {
     /// multiplies dot products with `logit_scale`.
     ///
     /// # Errors
-    /// An absolute budget below what the policy pins.
+    /// An absolute budget below what the policy pins, or any below 100 % of a policy that frees nothing.
     pub(crate) fn new(
         options: &EvictionOptions,
         shape: &Arc<CacheShape>,
@@ -138,6 +144,9 @@ impl Eviction {
         logit_scale: f32,
     ) -> Result<Self, BudgetError> {
         let policy = Arc::clone(&options.policy);
+        if policy.least_budget() == LeastBudget::Everything && !options.budget.is_everything() {
+            return Err(BudgetError::NothingFreed { budget: options.budget });
+        }
         options.budget.check(shape, cost, &policy.pins())?;
         let mut unit_shape = CacheShape::clone(shape);
         if policy.granularity() == Granularity::Token {
@@ -171,6 +180,10 @@ impl Eviction {
                 groups.push(ScoredGroup { group, scorer, column_sums: Vec::new(), cap: usize::MAX });
             }
         }
+        let page_choice = match policy.reading() {
+            Reading::All => None,
+            Reading::Pages(reads) => Some(PageChoice::new(reads, groups.len(), shape.head_dim)),
+        };
         let heads = gates.as_ref().and_then(|gates| gates.heads());
         let of_tokens = gates.filter(|gates| gates.see_tokens());
         let gates = of_tokens.map(|gates| GateScores::new(gates, groups.len()));
@@ -182,6 +195,7 @@ impl Eviction {
             resolved: None,
             num_summed_rows: vec![0; shape.layers.len()],
             query_sums,
+            page_choice,
             two_way_sums,
             groups,
             first_group,
@@ -370,6 +384,32 @@ impl Eviction {
         }
     }
 
+    /// Takes what the choice of pages goes by from those that are full by now.
+    fn learn_pages(&mut self, held: &Held<'_>) {
+        if let Some(choice) = &mut self.page_choice {
+            let groups: Vec<KvGroup> = self.groups.iter().map(|group| group.group).collect();
+            choice.follow(&groups, held.cache, held.constants, &*held.runner);
+        }
+    }
+
+    /// The lists that attention reads in `layer` instead of `held` for the `queries` of a generated token after RoPE, where the policy
+    /// has it read a few pages.
+    pub(crate) fn choose_pages(
+        &mut self,
+        layer: usize,
+        queries: &[f32],
+        held: &[SegmentList],
+        threads: &Threads,
+    ) -> Option<Vec<SegmentList>> {
+        let first = self.first_group[layer]?;
+        self.page_choice.as_mut()?.choose(layer, first, queries, held, threads)
+    }
+
+    /// What the last step of decoding has read, where that is the policy's choice.
+    pub(crate) fn step_reads(&self) -> Option<StepReads> {
+        self.page_choice.as_ref().map(PageChoice::last)
+    }
+
     /// Shows the policy what attention recorded in `layer`.
     pub(crate) fn observe(&mut self, cache: &KvCache, layer: usize, source: RowSource, tap: Tap, threads: &Threads) {
         let Some(first) = self.first_group[layer] else { return };
@@ -475,6 +515,7 @@ impl Eviction {
             }
             pages_held += left.num_pages() as f64 / cap as f64;
         }
+        self.learn_pages(&held);
         if !self.groups.is_empty() {
             let num_groups = self.groups.len() as f64;
             (self.report.uor, self.report.uor_per_head) = (pages_held / num_groups, alone / num_groups);
@@ -640,13 +681,16 @@ impl Eviction {
 
     /// Frees pages of each KV group that is about to open one beyond its budget, one or as many as the policy's schedule says; `next` is the position to be written.
     pub(crate) fn make_room(&mut self, mut held: Held<'_>, pool: &mut PagePool, next: usize) {
+        let opens_page = next.is_multiple_of(self.shape.page_size) && next >= held.cache.logical_len();
+        if opens_page {
+            self.learn_pages(&held);
+        }
         let releases = self.policy.release() == Release::Marked;
         let Some(ResolvedBudget { pages_per_group: keep, unlimited, .. }) = self.resolved else { return };
         if unlimited && !releases && self.heads.is_none() {
             return;
         }
-        let opens_page = next.is_multiple_of(self.shape.page_size);
-        if !opens_page || !self.policy.schedule().goes_on() || next < held.cache.logical_len() {
+        if !opens_page || !self.policy.schedule().goes_on() {
             return;
         }
         if self.policy.tiers().is_some() {
@@ -723,7 +767,8 @@ impl Eviction {
         let gates = self.gates.as_ref().map_or(0, GateScores::bytes) + self.heads.as_ref().map_or(0, HeadGates::bytes);
         let queries = self.query_sums.as_ref().map_or(0, QuerySums::bytes);
         let two_way = self.two_way_sums.as_ref().map_or(0, TwoWaySums::bytes);
-        scorers + (floats * size_of::<f32>()) as u64 + gates + queries + two_way
+        let choice = self.page_choice.as_ref().map_or(0, PageChoice::bytes);
+        scorers + (floats * size_of::<f32>()) as u64 + gates + queries + two_way + choice
     }
 
     /// What eviction did so far, all turns counted.

@@ -298,10 +298,8 @@ fn policies_are_listed_with_what_they_need_and_free() {
     assert!(rows.len() > 12);
     for row in rows {
         has_keys(row, &["name", "paper", "needs", "frees", "requires_file", "min_budget"]);
-        assert_eq!(
-            (&row["frees"], row["requires_file"].is_boolean(), &row["min_budget"]),
-            (&true.into(), true, &Value::Null)
-        );
+        let min_budget = if row["frees"] == true { Value::Null } else { 1.0.into() };
+        assert_eq!((row["requires_file"].is_boolean(), &row["min_budget"]), (true, &min_budget), "{row}");
         assert_eq!(row["needs"][0], "positions");
     }
     let snap_kv = rows.iter().find(|row| row["name"] == "snapkv").unwrap();
@@ -312,8 +310,35 @@ fn policies_are_listed_with_what_they_need_and_free() {
     assert_eq!(files, ["fast-kvzip", "kvzap"]);
     let kvzap = rows.iter().find(|row| row["name"] == "kvzap").unwrap();
     assert_eq!(kvzap["needs"], serde_json::json!(["positions", "layer inputs"]));
+    let keeping: Vec<&Value> = rows.iter().filter(|row| row["frees"] == false).map(|row| &row["name"]).collect();
+    assert_eq!(keeping, ["quest"]);
     // The table has a line for each, under a head.
     let table = bench.run(&["policies"], "").success();
     assert_eq!(table.lines().count(), rows.len() + 1);
     assert!(table.lines().all(|line| line.len() < 140), "{table}");
+    let quest = table.lines().find(|line| line.starts_with("quest ")).unwrap();
+    assert_eq!(quest.split_whitespace().nth(1), Some("no"), "{quest}");
+}
+
+#[test]
+fn a_policy_that_frees_nothing_says_what_it_reads() {
+    let bench = Bench::new();
+    let words = ["--json", "-n", "20", "--ignore-eos", "--policy", "quest:tokens=64,dense=1"];
+    let run = bench.run_model("generate", &words, long_prompt());
+    assert_eq!(run.code, Some(0), "{run:?}");
+    let json: Value = serde_json::from_str(&run.stdout).unwrap();
+    let kv = &json["kv"];
+    assert_eq!((&kv["bytes_held"], &kv["pages_evicted"]), (&kv["bytes_full"], &0.into()));
+    // All pages of the first layer's heads, and four of the second's.
+    let pages = kv["bytes_full"].as_u64().unwrap() / (GROUPS * PAGE_BYTES);
+    assert_eq!(kv["pages_read"], 2 * pages + 2 * 4);
+    assert_eq!(run.stderr, format!("note: quest reads {} of {} pages, frees nothing\n", 2 * pages + 8, 4 * pages));
+    let dense = bench.run_model("generate", &["--json", "-n", "2"], long_prompt()).json();
+    assert_eq!(dense["kv"]["pages_read"], Value::Null);
+    for budget in ["99%", "64MiB"] {
+        let words = ["--policy", "quest", "--kv-budget", budget];
+        bench
+            .run_model("generate", &words, long_prompt())
+            .fails(1, "the policy frees nothing, so that a KV budget of ");
+    }
 }

@@ -8,7 +8,7 @@ use entrokv::gates::{Gates, GatesError};
 use entrokv::gguf::Gguf;
 use entrokv::load::decoder;
 use entrokv::model::{AttentionSink, BatchSpan, Decoder, Logits, ModelRunner, RunError};
-use entrokv::store::{KeyMoments, TokenVectors};
+use entrokv::store::{KeyMoments, KeyPages, TokenVectors};
 use entrokv::turned_sinks::TurnedPage;
 use entrokv::{Engine, EngineOptions, ModelConfig, ModelId, ModelOptions, rope_factors};
 use entrokv_cache::{GateTap, KvCache, PageMove, PagePlace};
@@ -78,6 +78,10 @@ impl ModelRunner for Recorder {
 
     fn key_moments(&self, groups: &[Vec<PagePlace>]) -> Vec<KeyMoments> {
         self.decoder.key_moments(groups)
+    }
+
+    fn key_ranges(&self, groups: &[KeyPages<'_>]) -> Vec<Vec<f32>> {
+        self.decoder.key_ranges(groups)
     }
 
     fn recode(&mut self, moves: &[PageMove], constants: Option<&KeyConstants>) {

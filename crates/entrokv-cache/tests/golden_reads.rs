@@ -1,0 +1,80 @@
+//! What a step reads, against an independent numpy implementation (`tools/golden/policies`).
+
+#![allow(clippy::unwrap_used)] // a file that does not read is a failed test
+
+#[path = "golden/layer.rs"]
+mod golden_layer;
+
+use entrokv_cache::{BoundHeads, KeyRanges, PageReads, key_range};
+use golden_layer::{GoldenLayer, case, floats, golden, indices};
+
+const PAGE_SIZE: usize = 8;
+
+/// Ranges of the pages of `kv_head`, the last of them partly filled.
+fn ranges(layer: &GoldenLayer, kv_head: usize) -> KeyRanges {
+    let mut ranges = KeyRanges::new(layer.head_dim);
+    for (page, keys) in layer.vectors("k", kv_head).chunks(PAGE_SIZE * layer.head_dim).enumerate() {
+        ranges.push((page * PAGE_SIZE) as u32, &key_range(keys, layer.head_dim));
+    }
+    ranges
+}
+
+/// The last query of each head that reads `kv_head`.
+fn queries(layer: &GoldenLayer, kv_head: usize) -> Vec<f32> {
+    let heads = kv_head * layer.group_size..(kv_head + 1) * layer.group_size;
+    heads.flat_map(|head| layer.vectors("q", head).split_off((layer.len - 1) * layer.head_dim)).collect()
+}
+
+#[test]
+fn pages_are_bounded_and_read_as_by_the_reference() {
+    let (layer, file) = (GoldenLayer::read(), golden("quest"));
+    let bounds = case(&file, "bounds");
+    let mut chosen = 0;
+    for (name, heads) in [("group maximum", BoundHeads::Max), ("group sum", BoundHeads::Sum)] {
+        let case = case(&file, name);
+        for kv_head in 0..layer.num_kv_heads {
+            let (ranges, queries) = (ranges(&layer, kv_head), queries(&layer, kv_head));
+            for place in 0..ranges.first_positions().len() {
+                let (low, high) = ranges.at(place);
+                assert_eq!(
+                    (low, high),
+                    (&floats(&bounds["low"][kv_head][place])[..], &floats(&bounds["high"][kv_head][place])[..])
+                );
+            }
+            let reads = PageReads { tokens: 0, first_layer: 0, heads };
+            let scores = reads.scores(&queries, layer.head_dim, &ranges);
+            let expected = floats(&case["scores"][kv_head]);
+            assert_eq!(scores.len(), expected.len());
+            for (score, expected) in scores.iter().zip(&expected) {
+                assert!((score - expected).abs() <= 1e-5 * expected.abs().max(1.0), "{name}: {score} for {expected}");
+            }
+            let points = case["kept"].as_array().unwrap();
+            for point in points.iter().filter(|point| point["force_last"] == true) {
+                let pages = point["pages"].as_u64().unwrap() as usize;
+                let reads = PageReads { tokens: pages * PAGE_SIZE, ..reads };
+                let read = reads.choose(&scores, &ranges, ranges.first_positions(), PAGE_SIZE);
+                assert_eq!(read, indices(&point["selected"][kv_head]), "{name}, {pages} pages");
+                chosen += 1;
+            }
+        }
+    }
+    assert_eq!(chosen, 8);
+}
+
+/// Where one query head reads a KV head the group's bound is its own: the official form.
+#[test]
+fn bounds_of_single_heads_are_those_of_the_reference() {
+    let (layer, file) = (GoldenLayer::read(), golden("quest"));
+    let expected = &case(&file, "query heads")["scores"];
+    let reads = PageReads { tokens: 24, first_layer: 0, heads: BoundHeads::Max };
+    for kv_head in 0..layer.num_kv_heads {
+        let ranges = ranges(&layer, kv_head);
+        for (head, query) in queries(&layer, kv_head).chunks(layer.head_dim).enumerate() {
+            let scores = reads.scores(query, layer.head_dim, &ranges);
+            let expected = floats(&expected[kv_head * layer.group_size + head]);
+            for (score, expected) in scores.iter().zip(&expected) {
+                assert!((score - expected).abs() <= 1e-5 * expected.abs().max(1.0), "{score} for {expected}");
+            }
+        }
+    }
+}
