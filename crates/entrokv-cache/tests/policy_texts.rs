@@ -145,6 +145,10 @@ fn wrong_spellings_say_what_would_be_right() {
             "critical-kv:inner=knorm",
             "option `inner` of critical-kv is snapkv, expected-attention, h2o, observed-attention, tova, cur or lagkv, got `knorm`",
         ),
+        (
+            "ada-kv:normalise=yes,preset=kvpress",
+            "option `normalise` of ada-kv is no, or yes with allot=ada-interpolated:A, got `yes`",
+        ),
         ("quest:tokens=0", "option `tokens` of quest is a number of tokens, 1 or more, got `0`"),
         ("quest:heads=mean", "option `heads` of quest is max or sum, got `mean`"),
         ("lagkv:lag=1", "option `lag` of lagkv is a number of tokens, 2 or more, got `1`"),
@@ -227,6 +231,8 @@ fn policies_of_token_scores_print_what_they_parse_from() {
         "snapkv:kernel=7,heads=entropy,sinks=4",
         "pyramid-kv:window=16,allot=pyramid:4",
         "ada-kv:pool=avg,allot=ada-interpolated:0.5",
+        "ada-kv:normalise=yes",
+        "ada-kv:window=16,allot=ada-interpolated:0.5,normalise=yes",
         "rocketkv:kernel=31",
         "quest:tokens=256,dense=0,heads=sum",
         "scissorhands:history=64,count=rate,recent=32tok",
@@ -253,6 +259,12 @@ fn policies_of_token_scores_print_what_they_parse_from() {
     ] {
         assert_eq!(parse_policy(preset).unwrap().to_string(), text);
     }
+    // Whatever stands first on the line.
+    assert_eq!(
+        parse_policy("ada-kv:normalise=yes,allot=ada-interpolated:0.5").unwrap().to_string(),
+        "ada-kv:allot=ada-interpolated:0.5,normalise=yes"
+    );
+    assert!(parse_policy("snapkv:normalise=yes").is_err());
     for unsorted in ["9+3", "3+3", "3+", "-1", ""] {
         assert_eq!(
             parse_policy(&format!("fastgen:special={unsorted}")).unwrap_err().to_string(),
