@@ -13,6 +13,9 @@ Examples:
   entrokv policies
   entrokv generate -m smollm2-135m --prompt-file book.txt --kv-budget 20% --policy snapkv:window=64,allot=global";
 
+/// Tokens a page, by default.
+const PAGE_SIZE: usize = 16;
+
 /// How to print them.
 #[derive(Args)]
 #[command(after_long_help = EXAMPLES)]
@@ -30,24 +33,31 @@ struct Row {
     needs: Vec<&'static str>,
     frees: bool,
     requires_file: bool,
-    /// Smallest budget as a fraction; `null` where it is a number of pages, whatever the prompt.
+    /// Smallest budget as a fraction; `null` where it is a number of pages, whatever the prompt: a fraction below those is raised.
     min_budget: Option<f64>,
+    /// Smallest budget in pages of 16 tokens a KV head, its defaults' pins; `null` where it is a fraction.
+    min_pages: Option<usize>,
 }
 
 /// Runs the command.
 pub(crate) fn run(args: &PoliciesArgs) -> Result<(), Failure> {
     let rows: Vec<Row> = POLICIES
         .iter()
-        .map(|entry| Row {
-            name: entry.name,
-            paper: entry.paper,
-            needs: entry.default_policy().needs().words(),
-            frees: entry.frees,
-            requires_file: entry.requires_file,
-            min_budget: match entry.default_policy().least_budget() {
-                LeastBudget::Pins => None,
-                LeastBudget::Everything => Some(1.0),
-            },
+        .map(|entry| {
+            let policy = entry.default_policy();
+            let (min_budget, min_pages) = match policy.least_budget() {
+                LeastBudget::Pins => (None, Some(policy.pins().smallest_pages(PAGE_SIZE))),
+                LeastBudget::Everything => (Some(1.0), None),
+            };
+            Row {
+                name: entry.name,
+                paper: entry.paper,
+                needs: policy.needs().words(),
+                frees: entry.frees,
+                requires_file: entry.requires_file,
+                min_budget,
+                min_pages,
+            }
         })
         .collect();
     if args.json {

@@ -297,7 +297,7 @@ fn policies_are_listed_with_what_they_need_and_free() {
     let rows = json.as_array().unwrap();
     assert!(rows.len() > 12);
     for row in rows {
-        has_keys(row, &["name", "paper", "needs", "frees", "requires_file", "min_budget"]);
+        has_keys(row, &["name", "paper", "needs", "frees", "requires_file", "min_budget", "min_pages"]);
         let min_budget = if row["frees"] == true { Value::Null } else { 1.0.into() };
         assert_eq!((row["requires_file"].is_boolean(), &row["min_budget"]), (true, &min_budget), "{row}");
         assert_eq!(row["needs"][0], "positions");
@@ -318,6 +318,35 @@ fn policies_are_listed_with_what_they_need_and_free() {
     assert!(table.lines().all(|line| line.len() < 140), "{table}");
     let quest = table.lines().find(|line| line.starts_with("quest ")).unwrap();
     assert_eq!(quest.split_whitespace().nth(1), Some("no"), "{quest}");
+}
+
+/// What `policies` says is the smallest budget of each policy is kept; anything less is refused in one line.
+#[test]
+fn smallest_budgets_are_kept_and_less_is_refused() {
+    let bench = Bench::new();
+    let rows = bench.run(&["policies", "--json"], "").json();
+    let mut kept = 0;
+    for row in rows.as_array().unwrap() {
+        if row["requires_file"] == true {
+            continue;
+        }
+        let (smallest, less) = match (row["min_budget"].as_f64(), row["min_pages"].as_u64()) {
+            (Some(part), None) => (format!("{}%", 100.0 * part), format!("{}%", 100.0 * part - 0.001)),
+            (None, Some(pages)) => (format!("{pages}pages"), format!("{}pages", pages - 1)),
+            both => panic!("{both:?} in {row}"),
+        };
+        let name = row["name"].as_str().unwrap();
+        let words = |budget| ["--json", "-n", "3", "--ignore-eos", "--policy", name, "--kv-budget", budget];
+        let run = bench.run_model("generate", &words(&smallest), long_prompt());
+        assert_eq!(run.code, Some(0), "{name}: {run:?}");
+        let json: Value = serde_json::from_str(&run.stdout).unwrap();
+        assert!(json["kv"]["bytes_held"].as_u64() <= json["kv"]["bytes_budget"].as_u64(), "{name}: {json}");
+        let refused = if less == "0pages" { (2, "must be greater than 0") } else { (1, "the smallest budget is ") };
+        let run = bench.run_model("generate", &words(&less), long_prompt());
+        assert_eq!(run.complaint(refused.0, refused.1), None, "{name}");
+        kept += 1;
+    }
+    assert!(kept > 25, "{kept}");
 }
 
 #[test]
