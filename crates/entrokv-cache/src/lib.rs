@@ -20,6 +20,7 @@ pub mod entropy;
 pub mod gate_tap;
 pub mod head_pooling;
 mod headwise_scorer;
+pub mod key_channels;
 pub mod key_ranges;
 pub mod kv_cache;
 pub mod overlap;
@@ -58,6 +59,7 @@ pub use encoding::{Encoding, EncodingError};
 pub use entropy::{MIN_RESIDUAL_MASS, RenyiOrder, head_weights, residual_entropy};
 pub use gate_tap::GateTap;
 pub use head_pooling::HeadPooling;
+pub use key_channels::{KeyChannels, channel_scores};
 pub use key_ranges::{KeyRanges, key_range};
 pub use kv_cache::{
     Applied, FateError, Footprint, KindFootprint, KvCache, PageFate, PageMove, PagePlace, PageRecord, ResidentPage,

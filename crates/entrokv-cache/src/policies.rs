@@ -4,6 +4,7 @@
 //! the axis `block`; what it leaves open while decoding is said where it is settled.
 
 mod ada_kv;
+mod all_alike;
 mod compactor;
 mod critical_kv;
 mod cur;
@@ -32,6 +33,7 @@ mod row_sums;
 mod scissorhands;
 mod snap_kv;
 mod streaming_llm;
+mod think;
 mod token_part;
 mod tova;
 
@@ -61,6 +63,7 @@ pub use rocket_kv::{RocketKv, RocketPlan};
 pub use scissorhands::{Scissorhands, ShareCount};
 pub use snap_kv::SnapKv;
 pub use streaming_llm::StreamingLlm;
+pub use think::Think;
 pub use token_part::TokenPart;
 pub use tova::Tova;
 

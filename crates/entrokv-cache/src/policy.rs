@@ -11,12 +11,13 @@ use thiserror::Error;
 
 use crate::allotment::Allotment;
 use crate::attention_rows::{AttentionRows, PageSpan, Taps};
+use crate::key_channels::KeyChannels;
 use crate::page_entro_kv::PageEntroKv;
 use crate::pins::Pins;
 use crate::policies::{
     AdaKv, Compactor, CriticalKv, Cur, Dms, DuoAttention, ExpectedAttention, FastGen, FastKvzip, H2o, KNorm, KeyDiff,
     KvCompress, Kvzap, Kvzip, LagKv, ObservedAttention, PagedEviction, PyramidKv, Quest, RKv, Random, RocketKv,
-    Scissorhands, SnapKv, StreamingLlm, Tova,
+    Scissorhands, SnapKv, StreamingLlm, Think, Tova,
 };
 use crate::pooled_pages::PooledPages;
 use crate::reading::Reading;
@@ -79,6 +80,11 @@ pub trait EvictionPolicy: fmt::Debug + fmt::Display + Send + Sync {
     /// What a step of decoding reads of what is held.
     fn reading(&self) -> Reading {
         Reading::All
+    }
+
+    /// What it clears in keys when a prompt has been read.
+    fn key_channels(&self) -> Option<KeyChannels> {
+        None
     }
 
     /// The file beside the model that it was given: what [`Taps::gate`] is computed with. It is read by whoever runs the model.
@@ -241,8 +247,8 @@ const fn gated(name: &'static str, paper: &'static str, parse: Parse) -> PolicyE
     PolicyEntry { requires_file: true, ..entry(name, paper, parse) }
 }
 
-/// As [`entry`], of a policy that reads less and frees nothing.
-const fn reader(name: &'static str, paper: &'static str, parse: Parse) -> PolicyEntry {
+/// As [`entry`], of a policy that frees nothing.
+const fn keeper(name: &'static str, paper: &'static str, parse: Parse) -> PolicyEntry {
     PolicyEntry { frees: false, ..entry(name, paper, parse) }
 }
 
@@ -276,13 +282,14 @@ pub const POLICIES: &[PolicyEntry] = &[
     entry(ObservedAttention::NAME, "the average form of H2O in kvpress", ObservedAttention::parse),
     entry(PagedEviction::NAME, "PagedEviction, Chitty-Venkata et al. 2025", PagedEviction::parse),
     entry(PyramidKv::NAME, "PyramidKV, Cai et al. 2024", PyramidKv::parse),
-    reader(Quest::NAME, "Quest, Tang et al. 2024", Quest::parse),
+    keeper(Quest::NAME, "Quest, Tang et al. 2024", Quest::parse),
     entry(RKv::NAME, "R-KV, Cai et al. 2025", RKv::parse),
     entry(Random::NAME, "none: a baseline", Random::parse),
     entry(RocketKv::NAME, "RocketKV stage 1, Behnam et al. 2025", RocketKv::parse),
     entry(Scissorhands::NAME, "Scissorhands, Liu et al. 2023", Scissorhands::parse),
     entry(SnapKv::NAME, "SnapKV, Li et al. 2024", SnapKv::parse),
     entry(StreamingLlm::NAME, "StreamingLLM, Xiao et al. 2023", StreamingLlm::parse),
+    keeper(Think::NAME, "ThinK, Xu et al. 2024", Think::parse),
     entry(Tova::NAME, "TOVA, Oren et al. 2024", Tova::parse),
 ];
 

@@ -13,6 +13,7 @@ use crate::allotment::Allotment;
 use crate::attention_rows::{AttentionRows, PageSpan, Taps};
 use crate::head_pooling::HeadPooling;
 use crate::headwise_scorer::HeadwiseScorer;
+use crate::key_channels::KeyChannels;
 use crate::page_entro_kv::BlockProjection;
 use crate::pins::{Pins, RecentPages};
 use crate::policy::{
@@ -48,6 +49,11 @@ pub trait TokenMethod: fmt::Debug + Send + Sync {
     /// What a step of decoding reads of what is held.
     fn reading(&self) -> Reading {
         Reading::All
+    }
+
+    /// What it clears in keys when a prompt has been read.
+    fn key_channels(&self) -> Option<KeyChannels> {
+        None
     }
 
     /// The file its gate is computed with.
@@ -297,6 +303,10 @@ impl EvictionPolicy for TokenPolicy {
 
     fn reading(&self) -> Reading {
         self.method.reading()
+    }
+
+    fn key_channels(&self) -> Option<KeyChannels> {
+        self.method.key_channels()
     }
 
     fn file(&self) -> Option<&Path> {

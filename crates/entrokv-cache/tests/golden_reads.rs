@@ -1,11 +1,11 @@
-//! What a step reads, against an independent numpy implementation (`tools/golden/policies`).
+//! What a step reads and which channels of keys go, against an independent numpy implementation (`tools/golden/policies`).
 
 #![allow(clippy::unwrap_used)] // a file that does not read is a failed test
 
 #[path = "golden/layer.rs"]
 mod golden_layer;
 
-use entrokv_cache::{BoundHeads, KeyRanges, PageReads, key_range};
+use entrokv_cache::{BoundHeads, KeyChannels, KeyRanges, PageReads, channel_scores, key_range};
 use golden_layer::{GoldenLayer, case, floats, golden, indices};
 
 const PAGE_SIZE: usize = 8;
@@ -75,6 +75,37 @@ fn bounds_of_single_heads_are_those_of_the_reference() {
             for (score, expected) in scores.iter().zip(&expected) {
                 assert!((score - expected).abs() <= 1e-5 * expected.abs().max(1.0), "{score} for {expected}");
             }
+        }
+    }
+}
+
+#[test]
+fn channels_are_weighed_and_dropped_as_by_the_reference() {
+    let (layer, file) = (GoldenLayer::read(), golden("think"));
+    let case = case(&file, "channels");
+    let (d, window) = (layer.head_dim, case["options"]["window"].as_u64().unwrap() as usize);
+    for kv_head in 0..layer.num_kv_heads {
+        let squares_of = |head: usize| {
+            let mut squares = vec![0.0; d];
+            for query in layer.vectors("q", head).chunks(d).skip(layer.len - window) {
+                squares.iter_mut().zip(query).for_each(|(sum, q)| *sum += f64::from(*q) * f64::from(*q));
+            }
+            squares
+        };
+        let heads = kv_head * layer.group_size..(kv_head + 1) * layer.group_size;
+        let squares: Vec<f64> = heads.flat_map(squares_of).collect();
+        let scores = channel_scores(&squares, window, &layer.vectors("k", kv_head), d);
+        let expected = floats(&case["scores"][kv_head]);
+        assert_eq!((scores.len(), expected.len()), (d, d));
+        for (score, expected) in scores.iter().zip(expected) {
+            assert!((score - f64::from(expected)).abs() <= 1e-6 * f64::from(expected), "{score} for {expected}");
+        }
+        let points = case["kept"].as_array().unwrap();
+        assert_eq!(points.len(), 3);
+        for point in points {
+            let fraction = point["dropped_fraction"].as_f64().unwrap();
+            let dropped = KeyChannels { window, fraction, recent: 0 }.dropped(&scores);
+            assert_eq!(dropped, indices(&point["dropped"][kv_head]), "{fraction}");
         }
     }
 }

@@ -115,7 +115,7 @@ fn wrong_spellings_say_what_would_be_right() {
     let known = "page-entro-kv, mean-pages, max-pages, ada-kv, compactor, critical-kv, cur, dms, duo-attention, \
                  expected-attention, fastgen, fast-kvzip, h2o, keydiff, knorm, kv-compress, kvzap, kvzip, lagkv, \
                  observed-attention, paged-eviction, pyramid-kv, quest, r-kv, random, rocketkv, scissorhands, snapkv, \
-                 streaming-llm, tova";
+                 streaming-llm, think, tova";
     assert_eq!(refused("h3o"), format!("unknown policy `h3o`; known are {known}"));
     assert_eq!(refused(""), format!("unknown policy ``; known are {known}"));
     assert_eq!(refused("none"), format!("`none` keeps every page and is not a policy; known are {known}"));
@@ -149,6 +149,7 @@ fn wrong_spellings_say_what_would_be_right() {
             "ada-kv:normalise=yes,preset=kvpress",
             "option `normalise` of ada-kv is no, or yes with allot=ada-interpolated:A, got `yes`",
         ),
+        ("think:fraction=1", "option `fraction` of think is a part of the channels from 0 to below 1, got `1`"),
         ("quest:tokens=0", "option `tokens` of quest is a number of tokens, 1 or more, got `0`"),
         ("quest:heads=mean", "option `heads` of quest is max or sum, got `mean`"),
         ("lagkv:lag=1", "option `lag` of lagkv is a number of tokens, 2 or more, got `1`"),
@@ -235,6 +236,7 @@ fn policies_of_token_scores_print_what_they_parse_from() {
         "ada-kv:window=16,allot=ada-interpolated:0.5,normalise=yes",
         "rocketkv:kernel=31",
         "quest:tokens=256,dense=0,heads=sum",
+        "think:fraction=0.5,window=16,recent=0",
         "scissorhands:history=64,count=rate,recent=32tok",
         "kv-compress:window=8,power=1,kernel=1,buffer=3,recent=0,allot=global",
         "r-kv:window=16,kernel=5,threshold=0.6,lambda=0.07",

@@ -14,7 +14,7 @@ use crate::completion_json::CompletionJson;
 use crate::failure::Failure;
 use crate::interrupt::Listening;
 use crate::kv_file_args::{KvFileArgs, Loaded};
-use crate::model_args::{EvictionArgs, ModelArgs, raised_note, reads_note};
+use crate::model_args::{EvictionArgs, ModelArgs, policy_note, raised_note};
 use crate::progress::Progress;
 use crate::rendering;
 use crate::sampling_args::SamplingArgs;
@@ -127,8 +127,8 @@ pub(crate) fn run(args: &GenerateArgs, cache: &CacheDir) -> Result<(), Failure> 
     if completion.kv.eviction.budget_raised {
         eprintln!("{}", raised_note(&completion.kv));
     }
-    if let (Some(policy), Some(reads)) = (&policy, completion.kv.step_reads) {
-        eprintln!("{}", reads_note(&**policy, reads));
+    if let Some(note) = policy.and_then(|policy| policy_note(&*policy, completion.kv.step_reads)) {
+        eprintln!("{note}");
     }
     if args.json {
         serde_json::to_writer(&mut out, &CompletionJson::new(completion, prompt_tokens, load))?;

@@ -288,14 +288,12 @@ fn named(policy: &str) -> Result<Arc<dyn EvictionPolicy>, Failure> {
     parse_policy(policy).map(Arc::from).map_err(|error| Failure::Usage(error.to_string()))
 }
 
-/// What to tell of a policy that has a step read some of the pages.
-pub(crate) fn reads_note(policy: &dyn EvictionPolicy, reads: StepReads) -> String {
-    let StepReads { pages_read, pages_held } = reads;
-    let frees = match policy.least_budget() {
-        LeastBudget::Everything => ", frees nothing",
-        LeastBudget::Pins => "",
-    };
-    format!("note: {} reads {pages_read} of {pages_held} pages{frees}", policy.name())
+/// What to tell of a policy that has a step read some of the pages, or frees nothing.
+pub(crate) fn policy_note(policy: &dyn EvictionPolicy, reads: Option<StepReads>) -> Option<String> {
+    let reads = reads.map(|StepReads { pages_read, pages_held }| format!("reads {pages_read} of {pages_held} pages"));
+    let frees = (policy.least_budget() == LeastBudget::Everything).then(|| "frees nothing".to_owned());
+    let said: Vec<String> = reads.into_iter().chain(frees).collect();
+    (!said.is_empty()).then(|| format!("note: {} {}", policy.name(), said.join(", ")))
 }
 
 /// What to tell when a budget was below what the policy's options pin.

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use clap::builder::FalseyValueParser;
-use entrokv::{LeastBudget, POLICIES};
+use entrokv::{EvictionPolicy, LeastBudget, POLICIES, Reading};
 use serde::Serialize;
 
 use crate::failure::Failure;
@@ -39,6 +39,13 @@ struct Row {
     min_pages: Option<usize>,
 }
 
+/// What a policy is shown or kept for it, in words.
+fn needs(policy: &dyn EvictionPolicy) -> Vec<&'static str> {
+    let reads = (policy.reading() != Reading::All).then_some(["queries", "key ranges"]);
+    let channels = policy.key_channels().map(|_| ["window queries", "keys"]);
+    policy.needs().words().into_iter().chain(reads.into_iter().chain(channels).flatten()).collect()
+}
+
 /// Runs the command.
 pub(crate) fn run(args: &PoliciesArgs) -> Result<(), Failure> {
     let rows: Vec<Row> = POLICIES
@@ -52,7 +59,7 @@ pub(crate) fn run(args: &PoliciesArgs) -> Result<(), Failure> {
             Row {
                 name: entry.name,
                 paper: entry.paper,
-                needs: policy.needs().words(),
+                needs: needs(&*policy),
                 frees: entry.frees,
                 requires_file: entry.requires_file,
                 min_budget,

@@ -174,6 +174,14 @@ pub enum SubmitError {
         /// How pages are stored.
         kind: PageKind,
     },
+    /// A policy that writes into pages which are codes by then.
+    #[error("{policy} clears channels of keys, which a {kind} cache stores as codes: ask for plain keys")]
+    CodedKeys {
+        /// The policy.
+        policy: String,
+        /// How pages are stored.
+        kind: PageKind,
+    },
     /// Sampling options out of range.
     #[error(transparent)]
     Sampling(#[from] OptionError),
@@ -346,7 +354,7 @@ impl Engine {
         };
         let eviction = match &request.eviction {
             Some(options) => {
-                self.check_sinks(options)?;
+                self.check_rewrites(options)?;
                 self.check_tiers(&*options.policy)?;
                 let gates = self.gates(&*options.policy)?;
                 let cost = PageCost::from(self.options.page_kind.written_as());
@@ -416,12 +424,15 @@ impl Engine {
         Ok(())
     }
 
-    /// Whether the sinks of a policy that rotates by slot can be rewritten.
-    fn check_sinks(&self, options: &EvictionOptions) -> Result<(), SubmitError> {
+    /// Whether what a policy rewrites can be: the sinks of one that rotates by slot, keys of one that clears channels.
+    fn check_rewrites(&self, options: &EvictionOptions) -> Result<(), SubmitError> {
         let kind = self.options.page_kind;
         let (needed, limit) = (options.policy.pins().sink_pages(self.shape.page_size), coding::sink_pages(&self.shape));
         if options.policy.rotation() == Rotation::Slot && kind.is_coded() && needed > limit {
             return Err(SubmitError::CodedSinks { needed, limit, kind });
+        }
+        if options.policy.key_channels().is_some() && kind.is_coded() {
+            return Err(SubmitError::CodedKeys { policy: options.policy.name().to_owned(), kind });
         }
         Ok(())
     }

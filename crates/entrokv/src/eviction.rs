@@ -13,6 +13,7 @@
 //! Only global layers are ever scored or freed; window layers look after themselves.
 
 mod arrange;
+mod channel_sums;
 mod page_choice;
 mod query_sums;
 mod saved;
@@ -43,6 +44,7 @@ use crate::model::ModelRunner;
 use crate::sequence::EvictionOptions;
 use crate::store::TokenVectors;
 
+use self::channel_sums::ChannelSums;
 use self::page_choice::PageChoice;
 pub use self::page_choice::StepReads;
 use self::query_sums::QuerySums;
@@ -90,6 +92,8 @@ pub(crate) struct Eviction {
     num_summed_rows: Vec<usize>,
     /// What a policy of queries' moments is shown.
     query_sums: Option<QuerySums>,
+    /// What is cleared in keys at the prompt's end, where the policy clears any.
+    channels: Option<ChannelSums>,
     /// What is read of the pages held, where the policy has a step read a few.
     page_choice: Option<PageChoice>,
     /// What a policy that looks both ways is shown.
@@ -180,6 +184,7 @@ impl Eviction {
                 groups.push(ScoredGroup { group, scorer, column_sums: Vec::new(), cap: usize::MAX });
             }
         }
+        let channels = policy.key_channels().map(|channels| ChannelSums::new(shape, channels));
         let page_choice = match policy.reading() {
             Reading::All => None,
             Reading::Pages(reads) => Some(PageChoice::new(reads, groups.len(), shape.head_dim)),
@@ -195,6 +200,7 @@ impl Eviction {
             resolved: None,
             num_summed_rows: vec![0; shape.layers.len()],
             query_sums,
+            channels,
             page_choice,
             two_way_sums,
             groups,
@@ -293,7 +299,7 @@ impl Eviction {
         let needs = self.policy.needs();
         let sums_heads = self.heads.as_ref().is_some_and(HeadGates::is_reading);
         let sees_rows = if reading { needs.prompt != RowTap::None || sums_heads } else { needs.step_rows };
-        sees_rows || self.sees_queries(reading) || reading && self.two_way_sums.is_some()
+        sees_rows || self.sees_queries(reading) || reading && (self.two_way_sums.is_some() || self.channels.is_some())
     }
 
     /// Whether the policy is shown queries: once nothing more is to be decided they are not summed.
@@ -315,6 +321,9 @@ impl Eviction {
     pub(crate) fn see_prompt(&mut self, rows: LayerRows<'_>, prompt_end: usize, compute: &Compute) {
         if let Some(sums) = &mut self.two_way_sums {
             sums.add(rows, prompt_end, compute);
+        }
+        if let Some(sums) = &mut self.channels {
+            sums.add(rows, prompt_end);
         }
     }
 
@@ -514,6 +523,9 @@ impl Eviction {
                 gates.retain(index, &left.positions);
             }
             pages_held += left.num_pages() as f64 / cap as f64;
+        }
+        if let Some(channels) = &mut self.channels {
+            channels.clear(&mut held, prompt_tokens);
         }
         self.learn_pages(&held);
         if !self.groups.is_empty() {
@@ -767,8 +779,9 @@ impl Eviction {
         let gates = self.gates.as_ref().map_or(0, GateScores::bytes) + self.heads.as_ref().map_or(0, HeadGates::bytes);
         let queries = self.query_sums.as_ref().map_or(0, QuerySums::bytes);
         let two_way = self.two_way_sums.as_ref().map_or(0, TwoWaySums::bytes);
+        let channels = self.channels.as_ref().map_or(0, ChannelSums::bytes);
         let choice = self.page_choice.as_ref().map_or(0, PageChoice::bytes);
-        scorers + (floats * size_of::<f32>()) as u64 + gates + queries + two_way + choice
+        scorers + (floats * size_of::<f32>()) as u64 + gates + queries + two_way + choice + channels
     }
 
     /// What eviction did so far, all turns counted.

@@ -53,7 +53,7 @@ pub mod weights;
 
 pub use entrokv_cache::{
     AUTO, Budget, CacheShape, Encoding, EvictionPolicy, LayerKind, LeastBudget, POLICIES, PageKind, Pins, Question,
-    Ratio, Rotation, parse_policy, recipe,
+    Ratio, Reading, Rotation, parse_policy, recipe,
 };
 pub use entrokv_kernels::activations::Arithmetic;
 pub use entrokv_kernels::isa::Isa;

@@ -174,6 +174,8 @@ pub trait ModelRunner {
     fn load_gates(&self, tap: GateTap, file: Option<&Path>) -> Result<Gates, GatesError>;
     /// Writes the keys of pages of global layers, rotated further.
     fn turn_keys(&mut self, pages: &[TurnedPage]);
+    /// Writes `keys` `[tokens, head_dim]` over those of the first tokens of a plain page; values stay to the bit.
+    fn write_keys(&mut self, page: &PagePlace, keys: &[f32]);
     /// Appends the bytes of a page to `out`, its slots from `len` on being zeros.
     fn page_bytes(&self, page: &PagePlace, len: usize, out: &mut Vec<u8>);
     /// Makes `bytes` those of a page, which is as long.
@@ -503,6 +505,10 @@ impl ModelRunner for Decoder {
             rope(compute, &mut keys, config.head_dim, &angles, config.rope.layout);
             store.write_keys(&page.place, &keys);
         }
+    }
+
+    fn write_keys(&mut self, page: &PagePlace, keys: &[f32]) {
+        self.store.write_keys(page, keys);
     }
 
     fn page_bytes(&self, page: &PagePlace, len: usize, out: &mut Vec<u8>) {

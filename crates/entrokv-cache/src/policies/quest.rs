@@ -1,10 +1,10 @@
 //! Quest: a step reads the pages whose keys could answer its query.
 
+use super::all_alike::AllAlike;
 use crate::attention_rows::Taps;
 use crate::policy::{EvictionPolicy, LeastBudget, PolicyError, Schedule};
 use crate::policy_options::{OptionKey, OptionSet, at_least, spelling, word};
 use crate::reading::{BoundHeads, PageReads, Reading};
-use crate::resident_tokens::ResidentTokens;
 use crate::shape::{CacheShape, KvGroup};
 use crate::token_policy::{Axes, Options, TokenMethod, TokenScorer};
 
@@ -85,13 +85,6 @@ impl TokenMethod for Quest {
     }
 
     fn scorer(&self, _shape: &CacheShape, _group: KvGroup) -> Box<dyn TokenScorer> {
-        Box::new(*self)
-    }
-}
-
-impl TokenScorer for Quest {
-    /// What is read at one step says nothing of the next: all tokens are worth the same.
-    fn score(&mut self, tokens: ResidentTokens<'_>, out: &mut Vec<f32>) {
-        out.resize(tokens.len(), 0.0);
+        Box::new(AllAlike)
     }
 }

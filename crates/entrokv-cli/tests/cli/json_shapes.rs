@@ -311,7 +311,9 @@ fn policies_are_listed_with_what_they_need_and_free() {
     let kvzap = rows.iter().find(|row| row["name"] == "kvzap").unwrap();
     assert_eq!(kvzap["needs"], serde_json::json!(["positions", "layer inputs"]));
     let keeping: Vec<&Value> = rows.iter().filter(|row| row["frees"] == false).map(|row| &row["name"]).collect();
-    assert_eq!(keeping, ["quest"]);
+    assert_eq!(keeping, ["quest", "think"]);
+    let quest = rows.iter().find(|row| row["name"] == "quest").unwrap();
+    assert_eq!(quest["needs"], serde_json::json!(["positions", "queries", "key ranges"]));
     // The table has a line for each, under a head.
     let table = bench.run(&["policies"], "").success();
     assert_eq!(table.lines().count(), rows.len() + 1);

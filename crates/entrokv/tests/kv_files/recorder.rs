@@ -92,6 +92,10 @@ impl ModelRunner for Recorder {
         self.decoder.compact(pages, kept);
     }
 
+    fn write_keys(&mut self, page: &PagePlace, keys: &[f32]) {
+        self.decoder.write_keys(page, keys);
+    }
+
     fn page_bytes(&self, page: &PagePlace, len: usize, out: &mut Vec<u8>) {
         self.decoder.page_bytes(page, len, out);
     }

@@ -195,3 +195,68 @@ fn less_than_everything_is_refused_for_what_frees_nothing() {
     }
     assert_eq!(model.engine.pool().used_bytes(), 0);
 }
+
+/// The channels cleared are those that weigh least by the prompt's own queries and keys, in all tokens but the newest and those that
+/// came later.
+#[test]
+fn think_clears_channels_of_what_is_held_and_frees_nothing() {
+    for name in ARCHITECTURES {
+        let (mut whole, notes) = spied(&gguf(name), &options());
+        let (prompt, answer) = (150, 30);
+        let undisturbed = whole.submit(request(2, prompt, answer, None)).unwrap();
+        whole.finish(undisturbed, &mut |_| ()).unwrap();
+        for (chunk, threads) in [(512, 1), (41, 3)] {
+            let mut model =
+                open(name, &ModelOptions { chunk_size: count(chunk), threads: count(threads), ..options() });
+            let think = Some("think:fraction=0.3,window=20,recent=40");
+            let id = model.engine.submit(request(2, prompt, answer, think)).unwrap();
+            let completion = model.engine.finish(id, &mut |_| ()).unwrap();
+            assert_eq!((completion.kv.bytes_held, completion.kv.bytes_budget), (completion.kv.bytes_full, None));
+            let shape = model.engine.shape().clone();
+            let (d, group_len) = (shape.head_dim, shape.group_size * shape.head_dim);
+            for layer in (0..shape.layers.len()).filter(|&layer| shape.layers[layer] == LayerKind::Global) {
+                let cleared = model.engine.token_vectors(id, layer as u32).unwrap();
+                let before = whole.token_vectors(undisturbed, layer as u32).unwrap();
+                let notes = notes.lock().unwrap();
+                let seen = notes.iter().find(|seen| seen.layer == layer).unwrap();
+                let queries: Vec<&[f32]> = seen.queries.chunks(shape.num_kv_heads * group_len).collect();
+                assert_eq!(queries.len(), prompt, "{name}: the prompt in one piece");
+                for kv_head in 0..shape.num_kv_heads {
+                    let (cleared, before) = (&cleared[kv_head], &before[kv_head]);
+                    let weight = |channel: usize| {
+                        let square = |x: f32| f64::from(x).powi(2);
+                        let heads = (0..shape.group_size).map(|head| kv_head * group_len + head * d + channel);
+                        let asked = heads.map(|at| queries[prompt - 20..].iter().map(|q| square(q[at])).sum::<f64>());
+                        asked.sum::<f64>() * (0..prompt).map(|t| square(before.keys[t * d + channel])).sum::<f64>()
+                    };
+                    let is_clear = |channel: usize, tokens: std::ops::Range<usize>| {
+                        tokens.into_iter().all(|t| cleared.keys[t * d + channel] == 0.0)
+                    };
+                    let (gone, kept): (Vec<usize>, Vec<usize>) =
+                        (0..d).partition(|&channel| is_clear(channel, 0..prompt - 40));
+                    assert_eq!(gone.len(), (0.3 * d as f64) as usize, "{name}, layer {layer}");
+                    let heaviest = gone.iter().map(|&channel| weight(channel)).fold(0.0, f64::max);
+                    let lightest = kept.iter().map(|&channel| weight(channel)).fold(f64::INFINITY, f64::min);
+                    assert!(heaviest <= lightest, "{name}, layer {layer}: {heaviest}, {lightest}");
+                    assert!(
+                        gone.iter().all(|&channel| !is_clear(channel, prompt - 40..prompt)),
+                        "{name}, layer {layer}"
+                    );
+                    assert!(gone.iter().all(|&channel| !is_clear(channel, prompt..prompt + answer - 1)), "{name}");
+                    // All else that the prompt left is as it was; values are never touched.
+                    let same = |t: usize, channel: usize| cleared.keys[t * d + channel] == before.keys[t * d + channel];
+                    assert!((0..prompt).all(|t| kept.iter().all(|&channel| same(t, channel))), "{name}");
+                    assert_eq!(cleared.values[..prompt * d], before.values[..prompt * d], "{name}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn keys_that_are_codes_cannot_be_cleared() {
+    let kind: PageKind = "q8_0".parse().unwrap();
+    let mut model = open("qwen3-tied", &ModelOptions { page_kind: kind, ..options() });
+    let refused = model.engine.submit(request(1, 100, 1, Some("think"))).unwrap_err().to_string();
+    assert_eq!(refused, "think clears channels of keys, which a q8_0 cache stores as codes: ask for plain keys");
+}
