@@ -81,7 +81,7 @@ pub use pool::{ClassUsage, Frame, PagePool, PoolExhausted};
 pub use pooled_pages::PooledPages;
 pub use pyramid::{Pyramid, PyramidForm};
 pub use query_moments::{QueryMoments, QueryTap, moments_len};
-pub use reading::{BoundHeads, PageReads, Reading};
+pub use reading::{BoundHeads, PageJudge, PageReads, Reading};
 pub use recipe::{AUTO, Question, recipe};
 pub use resident_tokens::{OutputTap, ResidentTokens, TokenTap};
 pub use schedule::Schedule;

@@ -28,8 +28,20 @@ pub struct PageReads {
     pub tokens: usize,
     /// Layers before this one read all they hold.
     pub first_layer: usize,
-    /// How the query heads of a group become one score a page.
-    pub heads: BoundHeads,
+    /// What a page counts.
+    pub by: PageJudge,
+}
+
+/// What a page counts when a step chooses what to read, by the range of its keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PageJudge {
+    /// The largest logit that a key in the range could have, `sum_i max(q_i m_i, q_i M_i)`, not scaled (Quest, Tang et al. 2024,
+    /// algorithm 1).
+    Bounds(BoundHeads),
+    /// What attention gives it if all its keys were the corner of the range on the group's side, over so many channels, those in
+    /// which the group's queries are largest (RocketKV, Behnam et al. 2025, hybrid sparse attention): of each head the softmax over the
+    /// pages, summed over heads.
+    Channels(usize),
 }
 
 /// How the bounds of query heads become one.
@@ -56,19 +68,24 @@ impl PageReads {
         (self.tokens / page_size).max(Self::LEAST_PAGES)
     }
 
-    /// A score for each page of `ranges`, of one KV group: the largest logit that a key inside the page's range could have,
-    /// `sum_i max(q_i m_i, q_i M_i)`, not yet scaled, for `queries` `[group_size, head_dim]` after RoPE.
+    /// A score for each page of `ranges`, of one KV group, for `queries` `[group_size, head_dim]` after RoPE whose dot products the
+    /// model multiplies with `scale`.
     #[must_use]
-    pub fn scores(&self, queries: &[f32], head_dim: usize, ranges: &KeyRanges) -> Vec<f32> {
+    pub fn scores(&self, queries: &[f32], head_dim: usize, scale: f32, ranges: &KeyRanges) -> Vec<f32> {
+        let num_pages = ranges.first_positions().len();
+        let heads = match self.by {
+            PageJudge::Bounds(heads) => heads,
+            PageJudge::Channels(count) => return corner_attention(queries, head_dim, count, scale, ranges),
+        };
         let of_page = |place: usize| {
             let (low, high) = ranges.at(place);
             let bounds = queries.chunks_exact(head_dim).map(|query| bound(query, low, high));
-            match self.heads {
+            match heads {
                 BoundHeads::Max => bounds.fold(f32::NEG_INFINITY, f32::max),
                 BoundHeads::Sum => bounds.sum(),
             }
         };
-        (0..ranges.first_positions().len()).map(of_page).collect()
+        (0..num_pages).map(of_page).collect()
     }
 
     /// Places, ascending, of the pages to be read of those that begin at `held` (ascending). `scores` are those of `ranges`; pages of
@@ -112,6 +129,39 @@ fn bound(query: &[f32], low: &[f32], high: &[f32]) -> f32 {
     sums.iter().sum::<f32>() + rest
 }
 
+/// The attention of [`PageJudge::Channels`], `[pages]`: logits over `count` channels, as much larger as the part of `sum |q_i|` that is
+/// in them is smaller under a root, as in SparQ.
+fn corner_attention(queries: &[f32], head_dim: usize, count: usize, scale: f32, ranges: &KeyRanges) -> Vec<f32> {
+    let heads = || queries.chunks_exact(head_dim);
+    let size = |channel: usize| heads().map(|query| query[channel].abs()).sum::<f32>();
+    let sizes: Vec<f32> = (0..head_dim).map(size).collect();
+    let mut channels: Vec<usize> = (0..head_dim).collect();
+    channels.sort_by(|&a, &b| sizes[b].total_cmp(&sizes[a]).then(a.cmp(&b)));
+    channels.truncate(count);
+    channels.sort_unstable();
+    let is_high: Vec<bool> = channels.iter().map(|&i| heads().map(|query| query[i]).sum::<f32>() > 0.0).collect();
+    let num_pages = ranges.first_positions().len();
+    let mut attention = vec![0.0_f64; num_pages];
+    for query in heads() {
+        let chosen: f32 = channels.iter().map(|&i| query[i].abs()).sum();
+        let all: f32 = query.iter().map(|q| q.abs()).sum();
+        // A query of zeros has all logits 0, whatever they are multiplied with.
+        let part = if all > 0.0 { chosen / all } else { 1.0 };
+        let factor = f64::from(scale) / f64::from(part).sqrt();
+        let logit = |place: usize| {
+            let (low, high) = ranges.at(place);
+            let corner = |(&i, &is_high): (&usize, &bool)| query[i] * if is_high { high[i] } else { low[i] };
+            f64::from(channels.iter().zip(&is_high).map(corner).sum::<f32>()) * factor
+        };
+        let logits: Vec<f64> = (0..num_pages).map(logit).collect();
+        let largest = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let weights: Vec<f64> = logits.iter().map(|logit| (logit - largest).exp()).collect();
+        let total: f64 = weights.iter().sum();
+        attention.iter_mut().zip(weights).for_each(|(sum, weight)| *sum += weight / total);
+    }
+    attention.into_iter().map(|sum| sum as f32).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -119,7 +169,7 @@ mod tests {
     use super::*;
     use crate::key_ranges::key_range;
 
-    const READS: PageReads = PageReads { tokens: 64, first_layer: 0, heads: BoundHeads::Max };
+    const READS: PageReads = PageReads { tokens: 64, first_layer: 0, by: PageJudge::Bounds(BoundHeads::Max) };
 
     /// Pages of 16 tokens, beginning at `first`.
     fn ranges(first: &[u32]) -> KeyRanges {

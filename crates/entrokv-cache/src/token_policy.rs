@@ -127,6 +127,8 @@ pub struct Axes {
     pub packing: Packing,
     /// `tiers`: the kinds of the pages that stay.
     pub tiers: Option<Tiers>,
+    /// What a step reads of what stays, where that is not the method's own affair; policies that have it spell it.
+    pub reading: Reading,
 }
 
 /// Four sinks, the best token of a page counts, every KV group for itself and alike, the budget kept after every step.
@@ -143,6 +145,7 @@ impl Default for Axes {
             schedule: Schedule::Rolling,
             packing: Packing::Position,
             tiers: None,
+            reading: Reading::All,
         }
     }
 }
@@ -302,7 +305,10 @@ impl EvictionPolicy for TokenPolicy {
     }
 
     fn reading(&self) -> Reading {
-        self.method.reading()
+        match self.axes.reading {
+            Reading::All => self.method.reading(),
+            pages => pages,
+        }
     }
 
     fn key_channels(&self) -> Option<KeyChannels> {

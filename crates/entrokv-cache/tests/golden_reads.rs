@@ -5,7 +5,7 @@
 #[path = "golden/layer.rs"]
 mod golden_layer;
 
-use entrokv_cache::{BoundHeads, KeyChannels, KeyRanges, PageReads, channel_scores, key_range};
+use entrokv_cache::{BoundHeads, KeyChannels, KeyRanges, PageJudge, PageReads, channel_scores, key_range};
 use golden_layer::{GoldenLayer, case, floats, golden, indices};
 
 const PAGE_SIZE: usize = 8;
@@ -41,8 +41,8 @@ fn pages_are_bounded_and_read_as_by_the_reference() {
                     (&floats(&bounds["low"][kv_head][place])[..], &floats(&bounds["high"][kv_head][place])[..])
                 );
             }
-            let reads = PageReads { tokens: 0, first_layer: 0, heads };
-            let scores = reads.scores(&queries, layer.head_dim, &ranges);
+            let reads = PageReads { tokens: 0, first_layer: 0, by: PageJudge::Bounds(heads) };
+            let scores = reads.scores(&queries, layer.head_dim, 0.25, &ranges);
             let expected = floats(&case["scores"][kv_head]);
             assert_eq!(scores.len(), expected.len());
             for (score, expected) in scores.iter().zip(&expected) {
@@ -66,11 +66,11 @@ fn pages_are_bounded_and_read_as_by_the_reference() {
 fn bounds_of_single_heads_are_those_of_the_reference() {
     let (layer, file) = (GoldenLayer::read(), golden("quest"));
     let expected = &case(&file, "query heads")["scores"];
-    let reads = PageReads { tokens: 24, first_layer: 0, heads: BoundHeads::Max };
+    let reads = PageReads { tokens: 24, first_layer: 0, by: PageJudge::Bounds(BoundHeads::Max) };
     for kv_head in 0..layer.num_kv_heads {
         let ranges = ranges(&layer, kv_head);
         for (head, query) in queries(&layer, kv_head).chunks(layer.head_dim).enumerate() {
-            let scores = reads.scores(query, layer.head_dim, &ranges);
+            let scores = reads.scores(query, layer.head_dim, 0.25, &ranges);
             let expected = floats(&expected[kv_head * layer.group_size + head]);
             for (score, expected) in scores.iter().zip(&expected) {
                 assert!((score - expected).abs() <= 1e-5 * expected.abs().max(1.0), "{score} for {expected}");
@@ -108,4 +108,31 @@ fn channels_are_weighed_and_dropped_as_by_the_reference() {
             assert_eq!(dropped, indices(&point["dropped"][kv_head]), "{fraction}");
         }
     }
+}
+
+/// RocketKV's second stage over pages: fewer channels than there are, and all of them.
+#[test]
+fn pages_are_weighed_in_few_channels_as_by_the_reference() {
+    let (layer, file) = (GoldenLayer::read(), golden("rocket-kv"));
+    let mut compared = 0;
+    for channels in [4, 16] {
+        let case = case(&file, &format!("stage 2, pages of 8, {channels} channels"));
+        let reads = PageReads { tokens: 24, first_layer: 0, by: PageJudge::Channels(channels) };
+        for kv_head in 0..layer.num_kv_heads {
+            let (ranges, queries) = (ranges(&layer, kv_head), queries(&layer, kv_head));
+            let scores = reads.scores(&queries, layer.head_dim, 0.25, &ranges);
+            let expected = floats(&case["scores"][kv_head]);
+            assert_eq!(scores.len(), expected.len());
+            for (score, expected) in scores.iter().zip(&expected) {
+                assert!((score - expected).abs() <= 1e-5 * expected.abs(), "{channels}: {score} for {expected}");
+                compared += 1;
+            }
+            for point in case["kept"].as_array().unwrap() {
+                let reads = PageReads { tokens: point["pages"].as_u64().unwrap() as usize * PAGE_SIZE, ..reads };
+                let read = reads.choose(&scores, &ranges, ranges.first_positions(), PAGE_SIZE);
+                assert_eq!(read, indices(&point["selected"][kv_head]), "{channels} channels");
+            }
+        }
+    }
+    assert_eq!(compared, 24);
 }

@@ -149,6 +149,14 @@ fn wrong_spellings_say_what_would_be_right() {
             "ada-kv:normalise=yes,preset=kvpress",
             "option `normalise` of ada-kv is no, or yes with allot=ada-interpolated:A, got `yes`",
         ),
+        (
+            "rocketkv:channels=8",
+            "option `channels` of rocketkv is a number of channels, 1 or more, with tokens=N, got `8`",
+        ),
+        (
+            "rocketkv:tokens=64,granularity=token",
+            "option `tokens` of rocketkv is all, or a number of tokens, 1 or more, with granularity=page, got `64`",
+        ),
         ("think:fraction=1", "option `fraction` of think is a part of the channels from 0 to below 1, got `1`"),
         ("quest:tokens=0", "option `tokens` of quest is a number of tokens, 1 or more, got `0`"),
         ("quest:heads=mean", "option `heads` of quest is max or sum, got `mean`"),
@@ -235,6 +243,8 @@ fn policies_of_token_scores_print_what_they_parse_from() {
         "ada-kv:normalise=yes",
         "ada-kv:window=16,allot=ada-interpolated:0.5,normalise=yes",
         "rocketkv:kernel=31",
+        "rocketkv:tokens=512",
+        "rocketkv:window=16,schedule=once,tokens=256,channels=16",
         "quest:tokens=256,dense=0,heads=sum",
         "think:fraction=0.5,window=16,recent=0",
         "scissorhands:history=64,count=rate,recent=32tok",

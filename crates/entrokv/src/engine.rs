@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use entrokv_cache::{
     BudgetError, CacheShape, EvictionPolicy, GateTap, KindShapeError, KvCache, Packing, PageCost, PageKind, PagePool,
-    Release, Rotation, Sharing,
+    Reading, Release, Rotation, Sharing,
 };
 use entrokv_kernels::arena::Arena;
 
@@ -139,7 +139,7 @@ pub enum SubmitError {
         got: usize,
     },
     /// Tiers with an axis that they have no room for.
-    #[error("{policy} evicts by layer, by mark or by slot, and tiers plan pages of every KV head")]
+    #[error("{policy} evicts by layer, by mark or by slot, or reads a part, and tiers plan pages of every KV head")]
     TieredPolicy {
         /// The policy.
         policy: String,
@@ -412,6 +412,7 @@ impl Engine {
         if policy.rotation() == Rotation::Slot
             || policy.release() == Release::Marked
             || policy.sharing() == Sharing::Layer
+            || policy.reading() != Reading::All
         {
             return Err(SubmitError::TieredPolicy { policy: policy.to_string() });
         }

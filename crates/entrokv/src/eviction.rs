@@ -187,7 +187,7 @@ impl Eviction {
         let channels = policy.key_channels().map(|channels| ChannelSums::new(shape, channels));
         let page_choice = match policy.reading() {
             Reading::All => None,
-            Reading::Pages(reads) => Some(PageChoice::new(reads, groups.len(), shape.head_dim)),
+            Reading::Pages(reads) => Some(PageChoice::new(reads, groups.len(), shape.head_dim, logit_scale)),
         };
         let heads = gates.as_ref().and_then(|gates| gates.heads());
         let of_tokens = gates.filter(|gates| gates.see_tokens());
@@ -433,11 +433,15 @@ impl Eviction {
             Tap::ColumnMaxima(_) => unreachable!("a pass keeps its own"),
             Tap::Rows { out, .. } => {
                 let group_size = self.shape.group_size;
+                let choice = self.page_choice.as_ref().filter(|_| source == RowSource::Step);
                 // Groups know nothing of each other: who observes which cannot show.
                 threads.for_each_chunk(groups, 1, |kv_head, group| {
                     let mut columns = Vec::new();
                     positions(cache, group[0].group, &mut columns);
-                    let (positions, rows) = (columns.as_slice(), out[kv_head].as_slice());
+                    let spread = choice
+                        .map(|choice| choice.spread(kv_head, cache.table(group[0].group), &out[kv_head], group_size));
+                    let rows = spread.as_deref().unwrap_or(&out[kv_head]);
+                    let positions = columns.as_slice();
                     group[0].scorer.observe(AttentionRows { source, group_size, positions, rows });
                 });
                 // The rows of a prompt are many; their memory is not kept.

@@ -4,7 +4,7 @@ use super::all_alike::AllAlike;
 use crate::attention_rows::Taps;
 use crate::policy::{EvictionPolicy, LeastBudget, PolicyError, Schedule};
 use crate::policy_options::{OptionKey, OptionSet, at_least, spelling, word};
-use crate::reading::{BoundHeads, PageReads, Reading};
+use crate::reading::{BoundHeads, PageJudge, PageReads, Reading};
 use crate::shape::{CacheShape, KvGroup};
 use crate::token_policy::{Axes, Options, TokenMethod, TokenScorer};
 
@@ -81,7 +81,7 @@ impl TokenMethod for Quest {
     }
 
     fn reading(&self) -> Reading {
-        Reading::Pages(PageReads { tokens: self.tokens, first_layer: self.dense, heads: self.heads })
+        Reading::Pages(PageReads { tokens: self.tokens, first_layer: self.dense, by: PageJudge::Bounds(self.heads) })
     }
 
     fn scorer(&self, _shape: &CacheShape, _group: KvGroup) -> Box<dyn TokenScorer> {

@@ -5,7 +5,7 @@
 //! pages that have become codes since. The choice is made inside the forward pass, layer by layer, from the queries that attention
 //! is about to use; of one sequence alone, each KV head for itself, so that neither threads nor batches show.
 
-use entrokv_cache::{KeyRanges, KvCache, KvGroup, PagePlace, PageReads};
+use entrokv_cache::{KeyRanges, KvCache, KvGroup, PagePlace, PageReads, ResidentPage};
 use entrokv_kernels::attention::SegmentList;
 use entrokv_kernels::codes::KeyConstants;
 use entrokv_kernels::threads::Threads;
@@ -26,17 +26,21 @@ pub struct StepReads {
 pub(super) struct PageChoice {
     reads: PageReads,
     head_dim: usize,
+    /// What the model multiplies dot products with.
+    logit_scale: f32,
     /// Of each KV group of the global layers.
     ranges: Vec<KeyRanges>,
     /// What the last step has read of each.
     last: Vec<StepReads>,
+    /// Places of the pages read, of each KV head of the layer chosen for last; none where it read all.
+    places: Vec<Vec<usize>>,
 }
 
 impl PageChoice {
     /// For `num_groups` KV groups of global layers with keys of `head_dim` elements.
-    pub(super) fn new(reads: PageReads, num_groups: usize, head_dim: usize) -> Self {
-        let last = vec![StepReads::default(); num_groups];
-        Self { reads, head_dim, ranges: vec![KeyRanges::new(head_dim); num_groups], last }
+    pub(super) fn new(reads: PageReads, num_groups: usize, head_dim: usize, logit_scale: f32) -> Self {
+        let (ranges, last) = (vec![KeyRanges::new(head_dim); num_groups], vec![StepReads::default(); num_groups]);
+        Self { reads, head_dim, logit_scale, ranges, last, places: Vec::new() }
     }
 
     /// Takes the ranges of full pages that it does not have yet, of the KV groups `groups`, and forgets those of pages that are gone;
@@ -86,22 +90,45 @@ impl PageChoice {
             let pages_held = list.segments().len() as u64;
             *last = StepReads { pages_read: pages_held, pages_held };
         }
+        self.places.clear();
         if layer < self.reads.first_layer {
             return None;
         }
-        let mut chosen: Vec<Option<SegmentList>> = vec![None; held.len()];
+        self.places.resize(held.len(), Vec::new());
         let group_len = queries.len() / held.len();
-        threads.for_each_chunk(&mut chosen, 1, |kv_head, chosen| {
+        threads.for_each_chunk(&mut self.places, 1, |kv_head, places| {
             let (list, ranges) = (&held[kv_head], &self.ranges[first_group + kv_head]);
             let queries = &queries[kv_head * group_len..(kv_head + 1) * group_len];
             let firsts: Vec<u32> = list.segments().iter().map(|segment| segment.position).collect();
-            let scores = self.reads.scores(queries, self.head_dim, ranges);
-            let places = self.reads.choose(&scores, ranges, &firsts, list.page_size());
-            chosen[0] = Some(list.of_places(&places));
+            let scores = self.reads.scores(queries, self.head_dim, self.logit_scale, ranges);
+            places[0] = self.reads.choose(&scores, ranges, &firsts, list.page_size());
         });
-        let chosen: Vec<SegmentList> = chosen.into_iter().flatten().collect();
+        let chosen: Vec<SegmentList> =
+            held.iter().zip(&self.places).map(|(list, places)| list.of_places(places)).collect();
         last.iter_mut().zip(&chosen).for_each(|(last, list)| last.pages_read = list.segments().len() as u64);
         Some(chosen)
+    }
+
+    /// `rows` over the tokens read, `[group_size, tokens]`, as rows over all that `table`, of the layer chosen for last, holds: what was
+    /// not read got nothing.
+    pub(super) fn spread(&self, kv_head: usize, table: &[ResidentPage], rows: &[f32], group_size: usize) -> Vec<f32> {
+        let Some(places) = self.places.get(kv_head) else { return rows.to_vec() };
+        let num_tokens: usize = table.iter().map(|page| page.len as usize).sum();
+        let mut spread = vec![0.0; group_size * num_tokens];
+        let num_read = rows.len() / group_size;
+        for (row, spread) in rows.chunks_exact(num_read).zip(spread.chunks_exact_mut(num_tokens)) {
+            let (mut row, mut read, mut first) = (row, places.iter().peekable(), 0);
+            for (place, page) in table.iter().enumerate() {
+                let len = page.len as usize;
+                if read.next_if_eq(&&place).is_some() {
+                    let (of_page, rest) = row.split_at(len);
+                    spread[first..first + len].copy_from_slice(of_page);
+                    row = rest;
+                }
+                first += len;
+            }
+        }
+        spread
     }
 
     /// What the last step has read.

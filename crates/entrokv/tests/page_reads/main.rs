@@ -196,6 +196,46 @@ fn less_than_everything_is_refused_for_what_frees_nothing() {
     assert_eq!(model.engine.pool().used_bytes(), 0);
 }
 
+/// Stage 1 evicts and stage 2 reads some of what stays; a budget is kept as ever, whatever the chunks and threads.
+#[test]
+fn rocketkv_reads_some_of_what_it_keeps() {
+    for name in ARCHITECTURES {
+        let two_stages = |policy: &str| {
+            let mut request = request(4, 260, 70, Some(policy));
+            request.eviction.as_mut().unwrap().budget = "50%".parse().unwrap();
+            request
+        };
+        let mut answers: Vec<Vec<u32>> = Vec::new();
+        for (chunk, threads) in [(512, 1), (37, 3)] {
+            let mut model =
+                open(name, &ModelOptions { chunk_size: count(chunk), threads: count(threads), ..options() });
+            let request = two_stages("rocketkv:window=16,tokens=64,channels=8");
+            let id = model.engine.submit(request).unwrap();
+            let mut tokens = Vec::new();
+            while model.engine.is_busy() {
+                tokens.extend(model.engine.step().unwrap().into_iter().filter_map(|output| output.token));
+                let kv = model.engine.kv_report(id).unwrap();
+                assert!(kv.bytes_held <= kv.bytes_budget.unwrap_or(u64::MAX), "{name}");
+                assert_eq!((kv.budget_violations, kv.eviction.nan_rows), (0, 0), "{name}");
+            }
+            let groups = model.engine.shape().num_global_groups() as u64;
+            let reads = model.engine.kv_report(id).unwrap().step_reads.unwrap();
+            // Half of 260 tokens is eight pages.
+            assert_eq!((reads.pages_read, reads.pages_held), (4 * groups, 8 * groups), "{name}");
+            answers.push(tokens);
+        }
+        assert_eq!(answers[0], answers[1], "{name}");
+        let mut model = open(name, &options());
+        let mut tokens = |policy| model.engine.generate(two_stages(policy), |_| ()).unwrap().tokens;
+        // That model says one word over and over.
+        if name != "gemma3" {
+            assert_ne!(answers[0], tokens("rocketkv:window=16"), "{name}");
+        }
+        // What reads everything is stage 1 alone.
+        assert_eq!(tokens("rocketkv:window=16,tokens=128"), tokens("rocketkv:window=16"), "{name}");
+    }
+}
+
 /// The channels cleared are those that weigh least by the prompt's own queries and keys, in all tokens but the newest and those that
 /// came later.
 #[test]
