@@ -39,6 +39,13 @@ pub enum Allotment {
         /// How far, from 0 to 1.
         toward: f64,
     },
+    /// As [`AdaInterpolated`](Self::AdaInterpolated), and spelled like it, but the counts are those of scores scaled head by head with
+    /// the part of a head's mass that its best `keep` units have (the normalisation of Ada-KV's code): heads whose attention is
+    /// spread over many units do not win by it. What a head keeps is still its best by its own scores.
+    AdaNormalised {
+        /// How far, from 0 to 1.
+        toward: f64,
+    },
     /// The best units of all layers and heads stay.
     Global,
     /// The cheapest units of all layers and heads go, each unit a block of its own (KV-Compress, Rehg 2024): counts as
@@ -118,7 +125,12 @@ impl Allotment {
             Self::AdaFloor { safeguard } => {
                 layers.flat_map(|layer| pooled(layer, part(safeguard, keep), keep)).collect()
             }
-            Self::AdaInterpolated { toward } => layers.flat_map(|layer| interpolated(layer, toward, keep)).collect(),
+            Self::AdaInterpolated { toward } => {
+                layers.flat_map(|layer| interpolated(layer, &pooled(layer, 0, keep), toward, keep)).collect()
+            }
+            Self::AdaNormalised { toward } => {
+                layers.flat_map(|layer| interpolated(layer, &normalised(layer, keep), toward, keep)).collect()
+            }
             Self::Global => pooled(groups, 0, keep),
             Self::Prices => priced(groups, keep),
         };
@@ -135,6 +147,7 @@ impl Allotment {
             Self::Uniform
             | Self::Pyramid(_)
             | Self::AdaInterpolated { .. }
+            | Self::AdaNormalised { .. }
             | Self::Global
             | Self::Prices
             | Self::Heads(_) => 0,
@@ -190,11 +203,33 @@ fn priced(groups: &[GroupUnits<'_>], keep: usize) -> Vec<usize> {
     groups.iter().zip(freed).map(|(group, freed)| group.scores.len() - freed).collect()
 }
 
+/// [`pooled`] counts of scores times the part of a group's mass that its best `keep` units have; what is pinned, which counts as
+/// one of them, is left out of both.
+fn normalised(groups: &[GroupUnits<'_>], keep: usize) -> Vec<usize> {
+    let scale = |group: &GroupUnits<'_>| {
+        let mut is_pinned = vec![false; group.scores.len()];
+        group.pinned.iter().for_each(|&unit| is_pinned[unit] = true);
+        let free = group.scores.iter().zip(is_pinned).filter(|(score, pinned)| !pinned && score.is_finite());
+        let mut free: Vec<f32> = free.map(|(score, _)| *score).collect();
+        free.sort_unstable_by(|a, b| b.total_cmp(a));
+        let sum = |scores: &[f32]| scores.iter().copied().map(f64::from).sum::<f64>();
+        let best = sum(&free[..keep.saturating_sub(group.pinned.len()).min(free.len())]);
+        // Scores that are no masses are left as they are.
+        let part = best / sum(&free);
+        let part = if part.is_finite() && part > 0.0 { part } else { 1.0 };
+        group.scores.iter().map(|&score| (f64::from(score) * part) as f32).collect::<Vec<f32>>()
+    };
+    let scaled: Vec<Vec<f32>> = groups.iter().map(scale).collect();
+    let units: Vec<GroupUnits<'_>> =
+        groups.iter().zip(&scaled).map(|(group, scores)| GroupUnits { scores, ..*group }).collect();
+    pooled(&units, 0, keep)
+}
+
 /// `(1 - toward) c_h + toward keep` of the pooled counts `c_h`, but no fewer than are needed; rounded so that together they are
 /// what there is: down, and one more for those with the largest remainders, ties to the lower group.
-fn interpolated(groups: &[GroupUnits<'_>], toward: f64, keep: usize) -> Vec<usize> {
+fn interpolated(groups: &[GroupUnits<'_>], pooled: &[usize], toward: f64, keep: usize) -> Vec<usize> {
     let draw = |count: usize| (1.0 - toward) * count as f64 + toward * keep as f64;
-    let drawn: Vec<f64> = pooled(groups, 0, keep).into_iter().map(draw).collect();
+    let drawn: Vec<f64> = pooled.iter().copied().map(draw).collect();
     let least = |group: usize| groups[group].forced();
     // A whole number that floats have made a little less is that number.
     let mut counts: Vec<usize> =
@@ -229,7 +264,7 @@ impl fmt::Display for Allotment {
                 write!(f, "pyramid{official}:{}", pyramid.steepness)
             }
             Self::AdaFloor { safeguard } => write!(f, "ada-floor:{safeguard}"),
-            Self::AdaInterpolated { toward } => write!(f, "ada-interpolated:{toward}"),
+            Self::AdaInterpolated { toward } | Self::AdaNormalised { toward } => write!(f, "ada-interpolated:{toward}"),
             Self::Global => f.write_str("global"),
             Self::Prices => f.write_str("prices"),
             Self::Heads(StreamingHeads { at_least }) => write!(f, "heads:{at_least}"),
@@ -298,6 +333,24 @@ mod tests {
         assert_eq!(counts(Allotment::Uniform), [100; 4]);
         assert_eq!(counts(Allotment::Global), raw);
         assert_eq!(counts(Allotment::Prices), raw);
+    }
+
+    /// A head that spreads its mass over six units has as much as one that has two: the second wins what there is to share.
+    #[test]
+    fn spread_heads_do_not_win_by_it_once_normalised() {
+        let spread = [0.21, 0.2, 0.2, 0.2, 0.19, 0.0];
+        let sharp = [0.5, 0.18, 0.17, 0.1, 0.05, 0.0];
+        let groups = [&spread, &sharp].map(|scores| GroupUnits { scores, pinned: &[], least: 0 });
+        assert_eq!(Allotment::AdaInterpolated { toward: 0.0 }.counts(&groups, 2, 3), [5, 1]);
+        // The best three have 0.61 of the first head's mass and 0.85 of the second's: 0.18 counts 0.153, 0.2 counts 0.122.
+        assert_eq!(Allotment::AdaNormalised { toward: 0.0 }.counts(&groups, 2, 3), [3, 3]);
+        // Scores that are no masses: nothing to go by.
+        let norms = [[-1.0, -2.0, -3.0], [-1.5, -1.6, -1.7]];
+        let groups = norms.each_ref().map(|scores| GroupUnits { scores, pinned: &[], least: 0 });
+        let counts = |allotment: Allotment| allotment.counts(&groups, 2, 2);
+        assert_eq!(counts(Allotment::AdaNormalised { toward: 0.0 }).iter().sum::<usize>(), 4);
+        let pinned = [GroupUnits { scores: &[9.0, 1.0, 1.0], pinned: &[0], least: 1 }, groups[1]];
+        assert_eq!(Allotment::AdaNormalised { toward: 1.0 }.counts(&pinned, 2, 2), [2, 2]);
     }
 
     #[test]
@@ -373,7 +426,8 @@ mod tests {
                 Allotment::Pyramid(Pyramid { window, ..Pyramid::new(steepness, form) })
             }),
             part.clone().prop_map(|safeguard| Allotment::AdaFloor { safeguard }),
-            part.prop_map(|toward| Allotment::AdaInterpolated { toward }),
+            part.clone().prop_map(|toward| Allotment::AdaInterpolated { toward }),
+            part.prop_map(|toward| Allotment::AdaNormalised { toward }),
             Just(Allotment::Global),
             Just(Allotment::Prices),
         ]
@@ -400,7 +454,9 @@ mod tests {
             let groups: Vec<GroupUnits<'_>> = scores.iter().map(|scores| GroupUnits { scores, pinned: &[0, 5], least: 3 }).collect();
             let pyramids = [PyramidForm::Kvpress, PyramidForm::Official]
                 .map(|form| Allotment::Pyramid(Pyramid::new(1.0 + 20.0 * safeguard, form)));
-            let ada = [Allotment::AdaFloor { safeguard }, Allotment::AdaInterpolated { toward: safeguard }];
+            let toward = safeguard;
+            let ada =
+                [Allotment::AdaFloor { safeguard }, Allotment::AdaInterpolated { toward }, Allotment::AdaNormalised { toward }];
             for allotment in [Allotment::Uniform, Allotment::Global, Allotment::Prices].into_iter().chain(pyramids).chain(ada) {
                 let counts = allotment.counts(&groups, 3, keep);
                 prop_assert!(counts.iter().all(|&count| count >= 3), "{} {:?}", allotment, counts);

@@ -98,7 +98,7 @@ impl Budget {
         let cost = cost.into();
         let smallest = pins.smallest_pages(shape.page_size);
         let tokens = match self {
-            Budget::Fraction(fraction) if fraction.is_whole() => {
+            Budget::Fraction(_) if self.is_everything() => {
                 let pages_per_group = usize::MAX;
                 return Ok(ResolvedBudget { pages_per_group, bytes: u64::MAX, raised: false, unlimited: true });
             }
@@ -138,6 +138,12 @@ impl Budget {
         };
         let token_bytes = kind.page_bytes(shape) / shape.page_size as u64 * shape.num_global_groups() as u64;
         Ok(ResolvedBudget { bytes: tokens.saturating_mul(token_bytes).max(resolved.bytes), ..resolved })
+    }
+
+    /// Whether it caps nothing, whatever the prompt: a fraction of 100 % or more.
+    #[must_use]
+    pub fn is_everything(&self) -> bool {
+        matches!(self, Budget::Fraction(fraction) if fraction.is_whole())
     }
 
     /// Whether the budget can be kept, as far as can be told before a prompt is read.
@@ -226,6 +232,12 @@ pub enum BudgetError {
         smallest: Budget,
         /// Pages per KV group that must stay.
         smallest_pages: usize,
+    },
+    /// Less than everything, for a policy that frees nothing.
+    #[error("the policy frees nothing, so that a KV budget of {budget} cannot be kept: the smallest budget is 100%")]
+    NothingFreed {
+        /// The budget.
+        budget: Budget,
     },
     /// Bytes to split over no groups.
     #[error("a KV budget of {budget} has nothing to cap: no layer of the model is global")]

@@ -20,6 +20,8 @@ pub mod entropy;
 pub mod gate_tap;
 pub mod head_pooling;
 mod headwise_scorer;
+pub mod key_channels;
+pub mod key_ranges;
 pub mod kv_cache;
 pub mod overlap;
 pub mod page;
@@ -34,6 +36,7 @@ pub mod pool;
 pub mod pooled_pages;
 pub mod pyramid;
 pub mod query_moments;
+pub mod reading;
 mod recipe;
 pub mod resident_tokens;
 pub mod schedule;
@@ -56,6 +59,8 @@ pub use encoding::{Encoding, EncodingError};
 pub use entropy::{MIN_RESIDUAL_MASS, RenyiOrder, head_weights, residual_entropy};
 pub use gate_tap::GateTap;
 pub use head_pooling::HeadPooling;
+pub use key_channels::{KeyChannels, channel_scores};
+pub use key_ranges::{KeyRanges, key_range};
 pub use kv_cache::{
     Applied, FateError, Footprint, KindFootprint, KvCache, PageFate, PageMove, PagePlace, PageRecord, ResidentPage,
     RestoreError, Revision, Slot,
@@ -69,13 +74,14 @@ pub use page_entro_kv::{
 pub use page_kind::{KindShapeError, PageKind, PageKindError};
 pub use pins::{OpenPage, Pins, RecentPages};
 pub use policy::{
-    EvictionPolicy, Granularity, POLICIES, Packing, PageScorer, PolicyEntry, PolicyError, Release, Rotation, RowOrigin,
-    Sharing, parse_policy,
+    EvictionPolicy, Granularity, LeastBudget, POLICIES, Packing, PageScorer, PolicyEntry, PolicyError, Release,
+    Rotation, RowOrigin, Sharing, parse_policy,
 };
 pub use pool::{ClassUsage, Frame, PagePool, PoolExhausted};
 pub use pooled_pages::PooledPages;
 pub use pyramid::{Pyramid, PyramidForm};
 pub use query_moments::{QueryMoments, QueryTap, moments_len};
+pub use reading::{BoundHeads, PageJudge, PageReads, Reading};
 pub use recipe::{AUTO, Question, recipe};
 pub use resident_tokens::{OutputTap, ResidentTokens, TokenTap};
 pub use schedule::Schedule;

@@ -1,9 +1,10 @@
 //! The policies that score tokens, one a file, with the defaults of its paper.
 //!
-//! All of them decide about pages here and free what they evict. What a paper decides about tokens is projected on pages by
+//! All of them decide about pages here, and but for those that say so they free what they evict. What a paper decides about tokens is projected on pages by
 //! the axis `block`; what it leaves open while decoding is said where it is settled.
 
 mod ada_kv;
+mod all_alike;
 mod compactor;
 mod critical_kv;
 mod cur;
@@ -23,6 +24,7 @@ mod lag_kv;
 mod paged_eviction;
 mod pool_kind;
 mod pyramid_kv;
+mod quest;
 mod r_kv;
 mod random;
 mod rocket_kv;
@@ -31,6 +33,7 @@ mod row_sums;
 mod scissorhands;
 mod snap_kv;
 mod streaming_llm;
+mod think;
 mod token_part;
 mod tova;
 
@@ -53,12 +56,14 @@ pub use lag_kv::LagKv;
 pub use paged_eviction::PagedEviction;
 pub use pool_kind::PoolKind;
 pub use pyramid_kv::PyramidKv;
+pub use quest::Quest;
 pub use r_kv::RKv;
 pub use random::Random;
 pub use rocket_kv::{RocketKv, RocketPlan};
 pub use scissorhands::{Scissorhands, ShareCount};
 pub use snap_kv::SnapKv;
 pub use streaming_llm::StreamingLlm;
+pub use think::Think;
 pub use token_part::TokenPart;
 pub use tova::Tova;
 

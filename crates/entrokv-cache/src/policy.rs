@@ -11,14 +11,16 @@ use thiserror::Error;
 
 use crate::allotment::Allotment;
 use crate::attention_rows::{AttentionRows, PageSpan, Taps};
+use crate::key_channels::KeyChannels;
 use crate::page_entro_kv::PageEntroKv;
 use crate::pins::Pins;
 use crate::policies::{
     AdaKv, Compactor, CriticalKv, Cur, Dms, DuoAttention, ExpectedAttention, FastGen, FastKvzip, H2o, KNorm, KeyDiff,
-    KvCompress, Kvzap, Kvzip, LagKv, ObservedAttention, PagedEviction, PyramidKv, RKv, Random, RocketKv, Scissorhands,
-    SnapKv, StreamingLlm, Tova,
+    KvCompress, Kvzap, Kvzip, LagKv, ObservedAttention, PagedEviction, PyramidKv, Quest, RKv, Random, RocketKv,
+    Scissorhands, SnapKv, StreamingLlm, Think, Tova,
 };
 use crate::pooled_pages::PooledPages;
+use crate::reading::Reading;
 use crate::resident_tokens::ResidentTokens;
 use crate::second_stage::SecondStage;
 use crate::shape::{CacheShape, KvGroup};
@@ -75,6 +77,21 @@ pub trait EvictionPolicy: fmt::Debug + fmt::Display + Send + Sync {
         Release::OverBudget
     }
 
+    /// The smallest budget it can keep.
+    fn least_budget(&self) -> LeastBudget {
+        LeastBudget::Pins
+    }
+
+    /// What a step of decoding reads of what is held.
+    fn reading(&self) -> Reading {
+        Reading::All
+    }
+
+    /// What it clears in keys when a prompt has been read.
+    fn key_channels(&self) -> Option<KeyChannels> {
+        None
+    }
+
     /// The file beside the model that it was given: what [`Taps::gate`] is computed with. It is read by whoever runs the model.
     fn file(&self) -> Option<&Path> {
         None
@@ -128,6 +145,16 @@ pub enum Packing {
 
 impl Packing {
     pub(crate) const WORDS: [(&str, Self); 2] = [("position", Self::Position), ("score", Self::Score)];
+}
+
+/// The smallest budget that a policy can keep.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LeastBudget {
+    /// What it pins: a number of pages, whatever the prompt.
+    #[default]
+    Pins,
+    /// All of the cache: it frees nothing.
+    Everything,
 }
 
 /// What a rotary embedding stands for after an eviction.
@@ -240,6 +267,11 @@ const fn gated(name: &'static str, paper: &'static str, parse: Parse) -> PolicyE
     PolicyEntry { requires_file: true, ..entry(name, paper, parse) }
 }
 
+/// As [`entry`], of a policy that frees nothing.
+const fn keeper(name: &'static str, paper: &'static str, parse: Parse) -> PolicyEntry {
+    PolicyEntry { frees: false, ..entry(name, paper, parse) }
+}
+
 const fn entry(name: &'static str, paper: &'static str, parse: Parse) -> PolicyEntry {
     PolicyEntry { name, paper, frees: true, requires_file: false, parse }
 }
@@ -270,12 +302,14 @@ pub const POLICIES: &[PolicyEntry] = &[
     entry(ObservedAttention::NAME, "the average form of H2O in kvpress", ObservedAttention::parse),
     entry(PagedEviction::NAME, "PagedEviction, Chitty-Venkata et al. 2025", PagedEviction::parse),
     entry(PyramidKv::NAME, "PyramidKV, Cai et al. 2024", PyramidKv::parse),
+    keeper(Quest::NAME, "Quest, Tang et al. 2024", Quest::parse),
     entry(RKv::NAME, "R-KV, Cai et al. 2025", RKv::parse),
     entry(Random::NAME, "none: a baseline", Random::parse),
     entry(RocketKv::NAME, "RocketKV stage 1, Behnam et al. 2025", RocketKv::parse),
     entry(Scissorhands::NAME, "Scissorhands, Liu et al. 2023", Scissorhands::parse),
     entry(SnapKv::NAME, "SnapKV, Li et al. 2024", SnapKv::parse),
     entry(StreamingLlm::NAME, "StreamingLLM, Xiao et al. 2023", StreamingLlm::parse),
+    keeper(Think::NAME, "ThinK, Xu et al. 2024", Think::parse),
     entry(Tova::NAME, "TOVA, Oren et al. 2024", Tova::parse),
 ];
 

@@ -51,8 +51,9 @@ impl<T> OptionSet<T> {
 
         let mut options = (self.default)();
         let mut seen = Vec::new();
-        // The preset first, so that the order on the line does not matter.
-        items.sort_by_key(|(key, _)| *key != PRESET_KEY);
+        // The preset first and the others in canonical order, so that the order on the line does not matter.
+        let place = |key: &str| self.keys().position(|option| option.key == key);
+        items.sort_by_key(|(key, _)| (*key != PRESET_KEY, place(key)));
         for (key, value) in items {
             if key == PRESET_KEY && !self.presets.is_empty() {
                 let preset = self.presets.iter().find(|(name, _)| *name == value);

@@ -13,12 +13,14 @@ use crate::allotment::Allotment;
 use crate::attention_rows::{AttentionRows, PageSpan, Taps};
 use crate::head_pooling::HeadPooling;
 use crate::headwise_scorer::HeadwiseScorer;
+use crate::key_channels::KeyChannels;
 use crate::page_entro_kv::BlockProjection;
 use crate::pins::{Pins, RecentPages};
 use crate::policy::{
-    EvictionPolicy, Granularity, Packing, PageScorer, Release, Rotation, RowOrigin, Schedule, Sharing,
+    EvictionPolicy, Granularity, LeastBudget, Packing, PageScorer, Release, Rotation, RowOrigin, Schedule, Sharing,
 };
 use crate::policy_options::{OptionKey, spelling, word};
+use crate::reading::Reading;
 use crate::resident_tokens::ResidentTokens;
 use crate::second_stage::SecondStage;
 use crate::shape::{CacheShape, KvGroup};
@@ -37,6 +39,21 @@ pub trait TokenMethod: fmt::Debug + Send + Sync {
     /// infinity.
     fn release(&self) -> Release {
         Release::OverBudget
+    }
+
+    /// The smallest budget it can keep.
+    fn least_budget(&self) -> LeastBudget {
+        LeastBudget::Pins
+    }
+
+    /// What a step of decoding reads of what is held.
+    fn reading(&self) -> Reading {
+        Reading::All
+    }
+
+    /// What it clears in keys when a prompt has been read.
+    fn key_channels(&self) -> Option<KeyChannels> {
+        None
     }
 
     /// The file its gate is computed with.
@@ -112,6 +129,8 @@ pub struct Axes {
     pub packing: Packing,
     /// `tiers`: the kinds of the pages that stay.
     pub tiers: Option<Tiers>,
+    /// What a step reads of what stays, where that is not the method's own affair; policies that have it spell it.
+    pub reading: Reading,
 }
 
 /// Four sinks, the best token of a page counts, every KV group for itself and alike, the budget kept after every step.
@@ -129,6 +148,7 @@ impl Default for Axes {
             rows: RowOrigin::Prompt,
             packing: Packing::Position,
             tiers: None,
+            reading: Reading::All,
         }
     }
 }
@@ -291,6 +311,21 @@ impl EvictionPolicy for TokenPolicy {
 
     fn release(&self) -> Release {
         self.method.release()
+    }
+
+    fn least_budget(&self) -> LeastBudget {
+        self.method.least_budget()
+    }
+
+    fn reading(&self) -> Reading {
+        match self.axes.reading {
+            Reading::All => self.method.reading(),
+            pages => pages,
+        }
+    }
+
+    fn key_channels(&self) -> Option<KeyChannels> {
+        self.method.key_channels()
     }
 
     fn file(&self) -> Option<&Path> {

@@ -76,11 +76,19 @@ fn a_floor_keeps_the_tokens_that_kvpress_does() {
 fn an_interpolation_is_that_of_the_authors_but_for_the_rounding() {
     let file = golden("ada-kv");
     let scores = ada_scores(&file);
-    for point in list(&case(&file, "interpolated")["kept"]).iter().filter(|point| point["normalise"] == false) {
+    let mut normalised = 0;
+    for point in list(&case(&file, "interpolated")["kept"]) {
         let (base, toward) = (count(&point["base"]), point["alpha"].as_f64().unwrap());
-        let pooled = Allotment::Global.counts(&units(&scores), scores.len(), base);
-        assert_eq!(pooled, indices(&point["pooled_counts"]));
-        let counts = Allotment::AdaInterpolated { toward }.counts(&units(&scores), scores.len(), base);
+        let counts = |toward: f64| {
+            let allotment = match point["normalise"].as_bool().unwrap() {
+                false => Allotment::AdaInterpolated { toward },
+                true => Allotment::AdaNormalised { toward },
+            };
+            allotment.counts(&units(&scores), scores.len(), base)
+        };
+        normalised += usize::from(point["normalise"] == true);
+        assert_eq!(counts(0.0), indices(&point["pooled_counts"]));
+        let counts = counts(toward);
         assert_eq!(counts.iter().sum::<usize>(), base * scores.len());
         let whole = (toward * base as f64).fract();
         for (count, before) in counts.iter().zip(list(&point["before_rounding"])) {
@@ -88,6 +96,7 @@ fn an_interpolation_is_that_of_the_authors_but_for_the_rounding() {
             assert!((*count as f64 - exact).abs() < 1.0 + 1e-9, "{counts:?} for {point}");
         }
     }
+    assert_eq!(normalised, 1);
 }
 
 #[test]

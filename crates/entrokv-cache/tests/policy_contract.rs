@@ -18,7 +18,7 @@ const FORM: AttentionForm<'_> =
 const PAGE_SIZES: [usize; 5] = [1, 8, 16, 32, 256];
 
 /// Options beside the defaults that change what is scored.
-const MORE: [&str; 28] = [
+const MORE: [&str; 30] = [
     "compactor:parts=leverage,sketch=3,seed=5",
     "compactor:parts=non-causal",
     "critical-kv:inner=expected-attention,epsilon=0.01",
@@ -47,6 +47,8 @@ const MORE: [&str; 28] = [
     "kvzap:gates=gates,tau=0.3,window=9",
     "dms:gates=gates,window=5,scale=10",
     "kvzip:allot=uniform,block=sum",
+    "quest:tokens=32,heads=sum",
+    "ada-kv:normalise=yes",
 ];
 
 fn policies() -> Vec<(String, Box<dyn EvictionPolicy>)> {

@@ -3,8 +3,9 @@
 #![allow(clippy::unwrap_used)] // what does not parse here is a failed test
 
 use entrokv_cache::{
-    Allotment, BlockProjection, Granularity, ObservedRow, POLICIES, Packing, PageEntroKv, PageEntroKvOptions, PoolOn,
-    PooledPages, Pooling, RecentPages, RenyiOrder, Rotation, RowOrigin, RowTap, Schedule, Taps, parse_policy,
+    Allotment, BlockProjection, Granularity, LeastBudget, ObservedRow, POLICIES, Packing, PageEntroKv,
+    PageEntroKvOptions, PoolOn, PooledPages, Pooling, RecentPages, RenyiOrder, Rotation, RowOrigin, RowTap, Schedule,
+    Taps, parse_policy,
 };
 
 fn options(text: &str) -> PageEntroKvOptions {
@@ -114,8 +115,8 @@ fn wrong_spellings_say_what_would_be_right() {
     let refused = |text: &str| parse_policy(text).unwrap_err().to_string();
     let known = "page-entro-kv, mean-pages, max-pages, ada-kv, compactor, critical-kv, cur, dms, duo-attention, \
                  expected-attention, fastgen, fast-kvzip, h2o, keydiff, knorm, kv-compress, kvzap, kvzip, lagkv, \
-                 observed-attention, paged-eviction, pyramid-kv, r-kv, random, rocketkv, scissorhands, snapkv, \
-                 streaming-llm, tova";
+                 observed-attention, paged-eviction, pyramid-kv, quest, r-kv, random, rocketkv, scissorhands, snapkv, \
+                 streaming-llm, think, tova";
     assert_eq!(refused("h3o"), format!("unknown policy `h3o`; known are {known}"));
     assert_eq!(refused(""), format!("unknown policy ``; known are {known}"));
     assert_eq!(refused("none"), format!("`none` keeps every page and is not a policy; known are {known}"));
@@ -145,6 +146,21 @@ fn wrong_spellings_say_what_would_be_right() {
             "critical-kv:inner=knorm",
             "option `inner` of critical-kv is snapkv, expected-attention, h2o, observed-attention, tova, cur or lagkv, got `knorm`",
         ),
+        (
+            "ada-kv:normalise=yes,preset=kvpress",
+            "option `normalise` of ada-kv is no, or yes with allot=ada-interpolated:A, got `yes`",
+        ),
+        (
+            "rocketkv:channels=8",
+            "option `channels` of rocketkv is a number of channels, 1 or more, with tokens=N, got `8`",
+        ),
+        (
+            "rocketkv:tokens=64,granularity=token",
+            "option `tokens` of rocketkv is all, or a number of tokens, 1 or more, with granularity=page, got `64`",
+        ),
+        ("think:fraction=1", "option `fraction` of think is a part of the channels from 0 to below 1, got `1`"),
+        ("quest:tokens=0", "option `tokens` of quest is a number of tokens, 1 or more, got `0`"),
+        ("quest:heads=mean", "option `heads` of quest is max or sum, got `mean`"),
         ("lagkv:lag=1", "option `lag` of lagkv is a number of tokens, 2 or more, got `1`"),
         (
             "knorm:allot=ada-floor:2",
@@ -225,7 +241,13 @@ fn policies_of_token_scores_print_what_they_parse_from() {
         "snapkv:kernel=7,heads=entropy,sinks=4",
         "pyramid-kv:window=16,allot=pyramid:4",
         "ada-kv:pool=avg,allot=ada-interpolated:0.5",
+        "ada-kv:normalise=yes",
+        "ada-kv:window=16,allot=ada-interpolated:0.5,normalise=yes",
         "rocketkv:kernel=31",
+        "rocketkv:tokens=512",
+        "rocketkv:window=16,schedule=once,tokens=256,channels=16",
+        "quest:tokens=256,dense=0,heads=sum",
+        "think:fraction=0.5,window=16,recent=0",
         "scissorhands:history=64,count=rate,recent=32tok",
         "kv-compress:window=8,power=1,kernel=1,buffer=3,recent=0,allot=global",
         "r-kv:window=16,kernel=5,threshold=0.6,lambda=0.07",
@@ -250,6 +272,12 @@ fn policies_of_token_scores_print_what_they_parse_from() {
     ] {
         assert_eq!(parse_policy(preset).unwrap().to_string(), text);
     }
+    // Whatever stands first on the line.
+    assert_eq!(
+        parse_policy("ada-kv:normalise=yes,allot=ada-interpolated:0.5").unwrap().to_string(),
+        "ada-kv:allot=ada-interpolated:0.5,normalise=yes"
+    );
+    assert!(parse_policy("snapkv:normalise=yes").is_err());
     for unsorted in ["9+3", "3+3", "3+", "-1", ""] {
         assert_eq!(
             parse_policy(&format!("fastgen:special={unsorted}")).unwrap_err().to_string(),
@@ -283,7 +311,8 @@ fn every_policy_is_listed_under_its_own_name() {
         let policy = entry.default_policy();
         assert_eq!(policy.name(), entry.name);
         assert_eq!(policy.to_string(), entry.name, "defaults need no options");
-        assert!(entry.frees && !entry.paper.is_empty());
+        assert!(!entry.paper.is_empty());
+        assert_eq!(entry.frees, policy.least_budget() == LeastBudget::Pins, "{}", entry.name);
         assert_eq!(entry.requires_file, parse_policy(entry.name).is_err(), "{}", entry.name);
     }
 }

@@ -46,6 +46,8 @@ pub(crate) struct Kv {
     /// Pages of all layers by cache type.
     types: BTreeMap<String, TypeRow>,
     pages_evicted: u64,
+    /// Pages that the last step of decoding read, where the policy chose them; `null` where it read all.
+    pages_read: Option<u64>,
     /// Pages held over pages one choice per KV group needs: 1 where pooling works.
     uor: f64,
     /// What heads choosing alone would have had to hold, in the same unit.
@@ -95,6 +97,7 @@ impl Kv {
                 .map(|held| (held.kind.to_string(), TypeRow { pages: held.pages, bytes: held.bytes }))
                 .collect(),
             pages_evicted: report.eviction.pages_evicted,
+            pages_read: report.step_reads.map(|reads| reads.pages_read),
             uor: report.eviction.uor,
             uor_per_head: report.eviction.uor_per_head,
             nan_rows: report.eviction.nan_rows,

@@ -2,6 +2,7 @@
 
 use std::io::{self, IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
 use clap::Args;
@@ -13,7 +14,7 @@ use crate::completion_json::CompletionJson;
 use crate::failure::Failure;
 use crate::interrupt::Listening;
 use crate::kv_file_args::{KvFileArgs, Loaded};
-use crate::model_args::{EvictionArgs, ModelArgs, raised_note};
+use crate::model_args::{EvictionArgs, ModelArgs, policy_note, raised_note};
 use crate::progress::Progress;
 use crate::rendering;
 use crate::sampling_args::SamplingArgs;
@@ -92,6 +93,7 @@ pub(crate) fn run(args: &GenerateArgs, cache: &CacheDir) -> Result<(), Failure> 
     };
 
     args.eviction.announce(request.eviction.as_ref());
+    let policy = request.eviction.as_ref().map(|eviction| Arc::clone(&eviction.policy));
     let id = match &loaded {
         Some(loaded) => model.engine.extend(loaded.id, request).map(|()| loaded.id),
         None => model.engine.submit(request),
@@ -124,6 +126,9 @@ pub(crate) fn run(args: &GenerateArgs, cache: &CacheDir) -> Result<(), Failure> 
     let was_read = !completion.tokens.is_empty();
     if completion.kv.eviction.budget_raised {
         eprintln!("{}", raised_note(&completion.kv));
+    }
+    if let Some(note) = policy.and_then(|policy| policy_note(&*policy, completion.kv.step_reads)) {
+        eprintln!("{note}");
     }
     if args.json {
         serde_json::to_writer(&mut out, &CompletionJson::new(completion, prompt_tokens, load))?;

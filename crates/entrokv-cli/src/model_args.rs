@@ -7,8 +7,8 @@ use std::sync::Arc;
 use clap::{Args, ValueEnum};
 use entrokv::Isa;
 use entrokv::{
-    AUTO, Arithmetic, Budget, Encoding, EvictionOptions, EvictionPolicy, Identity, KvReport, LoadError, LoadOptions,
-    Model, ModelOptions, PageKind, Question, Ratio, parse_policy, recipe,
+    AUTO, Arithmetic, Budget, Encoding, EvictionOptions, EvictionPolicy, Identity, KvReport, LeastBudget, LoadError,
+    LoadOptions, Model, ModelOptions, PageKind, Question, Ratio, StepReads, parse_policy, recipe,
 };
 
 use crate::bench::mib;
@@ -243,7 +243,14 @@ impl EvictionArgs {
         let budget = self.kv_budget.or(saved.map(|saved| saved.budget));
         let policy = match (budget, &self.policy) {
             (None, None | Some(PolicyFlag::None)) => return Ok(None),
-            (None, Some(PolicyFlag::Named(name) | PolicyFlag::Auto(name))) => {
+            (None, Some(PolicyFlag::Auto(name))) => {
+                return Err(Failure::Usage(format!("--policy {name} needs --kv-budget, such as --kv-budget 20%")));
+            }
+            (None, Some(PolicyFlag::Named(name))) => {
+                let policy = named(name)?;
+                if policy.least_budget() == LeastBudget::Everything {
+                    return Ok(Some(EvictionOptions { budget: Budget::Fraction(Ratio::ONE), policy }));
+                }
                 return Err(Failure::Usage(format!("--policy {name} needs --kv-budget, such as --kv-budget 20%")));
             }
             (Some(budget), Some(PolicyFlag::None)) => {
@@ -291,6 +298,14 @@ fn expanded(text: &str, budget: Budget, question: Question) -> Result<String, Fa
 
 fn named(policy: &str) -> Result<Arc<dyn EvictionPolicy>, Failure> {
     parse_policy(policy).map(Arc::from).map_err(|error| Failure::Usage(error.to_string()))
+}
+
+/// What to tell of a policy that has a step read some of the pages, or frees nothing.
+pub(crate) fn policy_note(policy: &dyn EvictionPolicy, reads: Option<StepReads>) -> Option<String> {
+    let reads = reads.map(|StepReads { pages_read, pages_held }| format!("reads {pages_read} of {pages_held} pages"));
+    let frees = (policy.least_budget() == LeastBudget::Everything).then(|| "frees nothing".to_owned());
+    let said: Vec<String> = reads.into_iter().chain(frees).collect();
+    (!said.is_empty()).then(|| format!("note: {} {}", policy.name(), said.join(", ")))
 }
 
 /// What to tell when a budget was below what the policy's options pin.

@@ -21,7 +21,7 @@ use std::sync::Arc;
 
 use entrokv_cache::{
     BudgetError, CacheShape, EvictionPolicy, GateTap, KindShapeError, KvCache, Packing, PageCost, PageKind, PagePool,
-    Release, Rotation, RowOrigin, Sharing,
+    Reading, Release, Rotation, RowOrigin, Sharing,
 };
 use entrokv_kernels::arena::Arena;
 
@@ -151,7 +151,7 @@ pub enum SubmitError {
         got: usize,
     },
     /// Tiers with an axis that they have no room for.
-    #[error("{policy} evicts by layer, by mark or by slot, and tiers plan pages of every KV head")]
+    #[error("{policy} evicts by layer, by mark or by slot, or reads a part, and tiers plan pages of every KV head")]
     TieredPolicy {
         /// The policy.
         policy: String,
@@ -183,6 +183,14 @@ pub enum SubmitError {
         needed: usize,
         /// How many of them are never encoded.
         limit: usize,
+        /// How pages are stored.
+        kind: PageKind,
+    },
+    /// A policy that writes into pages which are codes by then.
+    #[error("{policy} clears channels of keys, which a {kind} cache stores as codes: ask for plain keys")]
+    CodedKeys {
+        /// The policy.
+        policy: String,
         /// How pages are stored.
         kind: PageKind,
     },
@@ -358,7 +366,7 @@ impl Engine {
         };
         let eviction = match &request.eviction {
             Some(options) => {
-                self.check_sinks(options)?;
+                self.check_rewrites(options)?;
                 self.check_tiers(&*options.policy)?;
                 let gates = self.gates(&*options.policy)?;
                 let cost = PageCost::from(self.options.page_kind.written_as());
@@ -421,6 +429,7 @@ impl Engine {
         if policy.rotation() == Rotation::Slot
             || policy.release() == Release::Marked
             || policy.sharing() == Sharing::Layer
+            || policy.reading() != Reading::All
         {
             return Err(SubmitError::TieredPolicy { policy: policy.to_string() });
         }
@@ -433,12 +442,15 @@ impl Engine {
         Ok(())
     }
 
-    /// Whether the sinks of a policy that rotates by slot can be rewritten.
-    fn check_sinks(&self, options: &EvictionOptions) -> Result<(), SubmitError> {
+    /// Whether what a policy rewrites can be: the sinks of one that rotates by slot, keys of one that clears channels.
+    fn check_rewrites(&self, options: &EvictionOptions) -> Result<(), SubmitError> {
         let kind = self.options.page_kind;
         let (needed, limit) = (options.policy.pins().sink_pages(self.shape.page_size), coding::sink_pages(&self.shape));
         if options.policy.rotation() == Rotation::Slot && kind.is_coded() && needed > limit {
             return Err(SubmitError::CodedSinks { needed, limit, kind });
+        }
+        if options.policy.key_channels().is_some() && kind.is_coded() {
+            return Err(SubmitError::CodedKeys { policy: options.policy.name().to_owned(), kind });
         }
         Ok(())
     }

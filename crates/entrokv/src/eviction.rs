@@ -13,6 +13,8 @@
 //! Only global layers are ever scored or freed; window layers look after themselves.
 
 mod arrange;
+mod channel_sums;
+mod page_choice;
 mod query_sums;
 mod saved;
 mod two_way_sums;
@@ -23,12 +25,12 @@ use std::sync::Arc;
 
 use entrokv_cache::{
     Allotment, AttentionForm, AttentionRows, Budget, BudgetError, CacheShape, EvictionPolicy, Granularity, GroupUnits,
-    KvCache, KvGroup, LayerKind, LogitScale, OpenPage, OutputTap, PageCost, PageFate, PageKind, PagePlace, PagePool,
-    PageScorer, Pins, PoolExhausted, QueryMoments, QueryTap, Reconstruction, Release, ResidentTokens, ResolvedBudget,
-    RotaryPairs, Rotation, RowOrigin, RowSource, RowTap, Schedule, Sharing, TokenTap, TwoWayTap, select_pages,
-    select_tokens,
+    KvCache, KvGroup, LayerKind, LeastBudget, LogitScale, OpenPage, OutputTap, PageCost, PageFate, PageKind, PagePlace,
+    PagePool, PageScorer, Pins, PoolExhausted, QueryMoments, QueryTap, Reading, Reconstruction, Release,
+    ResidentTokens, ResolvedBudget, RotaryPairs, Rotation, RowOrigin, RowSource, RowTap, Schedule, Sharing, TokenTap,
+    TwoWayTap, select_pages, select_tokens,
 };
-use entrokv_kernels::attention::Tap;
+use entrokv_kernels::attention::{SegmentList, Tap};
 use entrokv_kernels::codes::KeyConstants;
 use entrokv_kernels::compute::Compute;
 use entrokv_kernels::rope::RopeLayout;
@@ -42,6 +44,9 @@ use crate::model::ModelRunner;
 use crate::sequence::EvictionOptions;
 use crate::store::TokenVectors;
 
+use self::channel_sums::ChannelSums;
+use self::page_choice::PageChoice;
+pub use self::page_choice::StepReads;
 use self::query_sums::QuerySums;
 pub(crate) use self::query_sums::UnrotatedQueries;
 pub(crate) use self::two_way_sums::LayerRows;
@@ -87,6 +92,10 @@ pub(crate) struct Eviction {
     num_summed_rows: Vec<usize>,
     /// What a policy of queries' moments is shown.
     query_sums: Option<QuerySums>,
+    /// What is cleared in keys at the prompt's end, where the policy clears any.
+    channels: Option<ChannelSums>,
+    /// What is read of the pages held, where the policy has a step read a few.
+    page_choice: Option<PageChoice>,
     /// What a policy that looks both ways is shown.
     two_way_sums: Option<TwoWaySums>,
     /// The rows of a token generated, per KV head of a layer: what attention fills, layer after layer and step after step.
@@ -130,7 +139,7 @@ impl Eviction {
     /// multiplies dot products with `logit_scale`.
     ///
     /// # Errors
-    /// An absolute budget below what the policy pins.
+    /// An absolute budget below what the policy pins, or any below 100 % of a policy that frees nothing.
     pub(crate) fn new(
         options: &EvictionOptions,
         shape: &Arc<CacheShape>,
@@ -139,6 +148,9 @@ impl Eviction {
         logit_scale: f32,
     ) -> Result<Self, BudgetError> {
         let policy = Arc::clone(&options.policy);
+        if policy.least_budget() == LeastBudget::Everything && !options.budget.is_everything() {
+            return Err(BudgetError::NothingFreed { budget: options.budget });
+        }
         options.budget.check(shape, cost, &policy.pins())?;
         let mut unit_shape = CacheShape::clone(shape);
         if policy.granularity() == Granularity::Token {
@@ -172,6 +184,11 @@ impl Eviction {
                 groups.push(ScoredGroup { group, scorer, column_sums: Vec::new(), cap: usize::MAX });
             }
         }
+        let channels = policy.key_channels().map(|channels| ChannelSums::new(shape, channels));
+        let page_choice = match policy.reading() {
+            Reading::All => None,
+            Reading::Pages(reads) => Some(PageChoice::new(reads, groups.len(), shape.head_dim, logit_scale)),
+        };
         let heads = gates.as_ref().and_then(|gates| gates.heads());
         let of_tokens = gates.filter(|gates| gates.see_tokens());
         let gates = of_tokens.map(|gates| GateScores::new(gates, groups.len()));
@@ -183,6 +200,8 @@ impl Eviction {
             resolved: None,
             num_summed_rows: vec![0; shape.layers.len()],
             query_sums,
+            channels,
+            page_choice,
             two_way_sums,
             groups,
             first_group,
@@ -288,7 +307,7 @@ impl Eviction {
         let sums_heads = self.heads.as_ref().is_some_and(HeadGates::is_reading);
         let own_rows = needs.prompt != RowTap::None && self.policy.rows() == RowOrigin::Prompt;
         let sees_rows = if reading { own_rows || sums_heads } else { needs.step_rows };
-        sees_rows || self.sees_queries(reading) || reading && self.two_way_sums.is_some()
+        sees_rows || self.sees_queries(reading) || reading && (self.two_way_sums.is_some() || self.channels.is_some())
     }
 
     /// Whether the policy is shown queries: once nothing more is to be decided they are not summed.
@@ -310,6 +329,9 @@ impl Eviction {
     pub(crate) fn see_prompt(&mut self, rows: LayerRows<'_>, prompt_end: usize, compute: &Compute) {
         if let Some(sums) = &mut self.two_way_sums {
             sums.add(rows, prompt_end, compute);
+        }
+        if let Some(sums) = &mut self.channels {
+            sums.add(rows, prompt_end);
         }
     }
 
@@ -379,6 +401,32 @@ impl Eviction {
         }
     }
 
+    /// Takes what the choice of pages goes by from those that are full by now.
+    fn learn_pages(&mut self, held: &Held<'_>) {
+        if let Some(choice) = &mut self.page_choice {
+            let groups: Vec<KvGroup> = self.groups.iter().map(|group| group.group).collect();
+            choice.follow(&groups, held.cache, held.constants, &*held.runner);
+        }
+    }
+
+    /// The lists that attention reads in `layer` instead of `held` for the `queries` of a generated token after RoPE, where the policy
+    /// has it read a few pages.
+    pub(crate) fn choose_pages(
+        &mut self,
+        layer: usize,
+        queries: &[f32],
+        held: &[SegmentList],
+        threads: &Threads,
+    ) -> Option<Vec<SegmentList>> {
+        let first = self.first_group[layer]?;
+        self.page_choice.as_mut()?.choose(layer, first, queries, held, threads)
+    }
+
+    /// What the last step of decoding has read, where that is the policy's choice.
+    pub(crate) fn step_reads(&self) -> Option<StepReads> {
+        self.page_choice.as_ref().map(PageChoice::last)
+    }
+
     /// Shows the policy what attention recorded in `layer`, of the columns of the first `text_len` tokens.
     pub(crate) fn observe(
         &mut self,
@@ -401,18 +449,20 @@ impl Eviction {
             Tap::ColumnMaxima(_) => unreachable!("a pass keeps its own"),
             Tap::Rows { out, .. } => {
                 let group_size = self.shape.group_size;
+                let choice = self.page_choice.as_ref().filter(|_| source == RowSource::Step);
                 // Groups know nothing of each other: who observes which cannot show.
                 threads.for_each_chunk(groups, 1, |kv_head, group| {
                     let mut columns = Vec::new();
                     positions(cache, group[0].group, &mut columns);
+                    let spread = choice
+                        .map(|choice| choice.spread(kv_head, cache.table(group[0].group), &out[kv_head], group_size));
+                    let rows = spread.as_deref().unwrap_or(&out[kv_head]);
                     let of_text = columns.partition_point(|&column| (column as usize) < text_len);
                     let trimmed: Vec<f32> = match columns.len() - of_text {
                         0 => Vec::new(),
-                        _ => {
-                            out[kv_head].chunks_exact(columns.len()).flat_map(|row| &row[..of_text]).copied().collect()
-                        }
+                        _ => rows.chunks_exact(columns.len()).flat_map(|row| &row[..of_text]).copied().collect(),
                     };
-                    let rows = if of_text == columns.len() { out[kv_head].as_slice() } else { &trimmed };
+                    let rows = if of_text == columns.len() { rows } else { &trimmed };
                     let positions = &columns[..of_text];
                     group[0].scorer.observe(AttentionRows { source, group_size, positions, rows });
                 });
@@ -500,6 +550,10 @@ impl Eviction {
             }
             pages_held += left.num_pages() as f64 / cap as f64;
         }
+        if let Some(channels) = &mut self.channels {
+            channels.clear(&mut held, prompt_tokens);
+        }
+        self.learn_pages(&held);
         if !self.groups.is_empty() {
             let num_groups = self.groups.len() as f64;
             (self.report.uor, self.report.uor_per_head) = (pages_held / num_groups, alone / num_groups);
@@ -665,13 +719,16 @@ impl Eviction {
 
     /// Frees pages of each KV group that is about to open one beyond its budget, one or as many as the policy's schedule says; `next` is the position to be written.
     pub(crate) fn make_room(&mut self, mut held: Held<'_>, pool: &mut PagePool, next: usize) {
+        let opens_page = next.is_multiple_of(self.shape.page_size) && next >= held.cache.logical_len();
+        if opens_page {
+            self.learn_pages(&held);
+        }
         let releases = self.policy.release() == Release::Marked;
         let Some(ResolvedBudget { pages_per_group: keep, unlimited, .. }) = self.resolved else { return };
         if unlimited && !releases && self.heads.is_none() {
             return;
         }
-        let opens_page = next.is_multiple_of(self.shape.page_size);
-        if !opens_page || !self.policy.schedule().goes_on() || next < held.cache.logical_len() {
+        if !opens_page || !self.policy.schedule().goes_on() {
             return;
         }
         if self.policy.tiers().is_some() {
@@ -748,7 +805,9 @@ impl Eviction {
         let gates = self.gates.as_ref().map_or(0, GateScores::bytes) + self.heads.as_ref().map_or(0, HeadGates::bytes);
         let queries = self.query_sums.as_ref().map_or(0, QuerySums::bytes);
         let two_way = self.two_way_sums.as_ref().map_or(0, TwoWaySums::bytes);
-        scorers + (floats * size_of::<f32>()) as u64 + gates + queries + two_way
+        let channels = self.channels.as_ref().map_or(0, ChannelSums::bytes);
+        let choice = self.page_choice.as_ref().map_or(0, PageChoice::bytes);
+        scorers + (floats * size_of::<f32>()) as u64 + gates + queries + two_way + choice + channels
     }
 
     /// What eviction did so far, all turns counted.

@@ -110,8 +110,10 @@ impl Gates {
         let bytes = std::fs::read(path).map_err(read)?;
         let mut file = GateFile::parse(path, &bytes, compute)?;
         let mut layers = Vec::with_capacity(kinds.len());
+        // KVzap's modules are in a list that has had either name.
+        let list = if tap != GateTap::FastKvzip && file.has_any("module_list") { "module_list" } else { "layers" };
         for (layer, kind) in kinds.iter().enumerate() {
-            let stem = format!("layers.{layer}");
+            let stem = format!("{list}.{layer}");
             layers.push(match (kind, tap) {
                 (LayerKind::Window(_), _) => {
                     file.skip(&stem);

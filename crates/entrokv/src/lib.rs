@@ -53,8 +53,8 @@ pub mod turned_sinks;
 pub mod weights;
 
 pub use entrokv_cache::{
-    AUTO, Budget, CacheShape, Encoding, EvictionPolicy, LayerKind, POLICIES, PageKind, Pins, Question, Ratio, Rotation,
-    parse_policy, recipe,
+    AUTO, Budget, CacheShape, Encoding, EvictionPolicy, LayerKind, LeastBudget, POLICIES, PageKind, Pins, Question,
+    Ratio, Reading, Rotation, parse_policy, recipe,
 };
 pub use entrokv_kernels::activations::Arithmetic;
 pub use entrokv_kernels::isa::Isa;
@@ -62,7 +62,7 @@ pub use entrokv_kernels::isa::Isa;
 pub use crate::chat_template::{ChatTemplate, Message, RenderOptions};
 pub use crate::config::ModelConfig;
 pub use crate::engine::{Completion, Engine, EngineOptions, KvBytes, KvReport, PassProgress, StepOutput, SubmitError};
-pub use crate::eviction::EvictionReport;
+pub use crate::eviction::{EvictionReport, StepReads};
 pub use crate::forced_answer::{AnswerError, AnswerScore};
 pub use crate::gates::GatesError;
 pub use crate::gguf::Gguf;

@@ -25,7 +25,7 @@ use crate::config::{FeedForward, ModelConfig};
 use crate::gates::{GateInput, Gates, GatesError};
 use crate::output_norms::output_norms;
 use crate::segments::CacheView;
-use crate::store::{KeyMoments, NewTokens, Store, TokenVectors};
+use crate::store::{KeyMoments, KeyPages, NewTokens, Store, TokenVectors};
 use crate::turned_sinks::TurnedPage;
 use crate::weights::{LayerWeights, Projection, Weights};
 
@@ -74,7 +74,20 @@ pub trait AttentionSink {
     fn queries_and_keys(&mut self, _span: usize, _layer: usize, _queries: &[f32], _keys: &[f32], _compute: &Compute) {}
     /// Shows the queries of `span` in `layer` before RoPE, after the model's norm of queries, with what to sum them by.
     fn unrotated_queries(&mut self, _span: usize, _layer: usize, _queries: &[f32], _compute: &Compute) {}
-    /// What to record of `span` (its index in the batch) in `layer`; `resident[h]` counts the tokens of KV head `h`.
+    /// What attention reads of `span` in `layer` instead of `held`, a list a KV head, for its `queries` `[rows, num_heads, head_dim]`
+    /// after RoPE; nothing where it reads all that is held.
+    fn reads(
+        &mut self,
+        _span: usize,
+        _layer: usize,
+        _queries: &[f32],
+        _held: &[SegmentList],
+        _threads: &Threads,
+    ) -> Option<Vec<SegmentList>> {
+        None
+    }
+    /// What to record of `span` (its index in the batch) in `layer`; `resident[h]` counts the tokens that KV head `h`
+    /// reads.
     fn tap(&mut self, span: usize, layer: usize, resident: &[usize]) -> Tap;
     /// Hands the filled tap back, with threads that have nothing else to do; called only where [`AttentionSink::tap`] asked
     /// for one.
@@ -147,6 +160,8 @@ pub trait ModelRunner {
     fn output_norms(&self, layer: u32, vectors: &[TokenVectors]) -> Vec<Vec<f32>>;
     /// Moments of the keys in full plain pages, for each of several KV groups.
     fn key_moments(&self, groups: &[Vec<PagePlace>]) -> Vec<KeyMoments>;
+    /// Ranges of the keys in full pages of several KV groups, for each `[pages, 2, head_dim]`: smallest, then largest elements.
+    fn key_ranges(&self, groups: &[KeyPages<'_>]) -> Vec<Vec<f32>>;
     /// Encodes pages of one KV group from their old places into their new ones; `constants` are its own.
     fn recode(&mut self, moves: &[PageMove], constants: Option<&KeyConstants>);
     /// Moves tokens of one KV group together: that at place `kept[i]` of those in `pages`, counting through them, to place `i`.
@@ -159,6 +174,8 @@ pub trait ModelRunner {
     fn load_gates(&self, tap: GateTap, file: Option<&Path>) -> Result<Gates, GatesError>;
     /// Writes the keys of pages of global layers, rotated further.
     fn turn_keys(&mut self, pages: &[TurnedPage]);
+    /// Writes `keys` `[tokens, head_dim]` over those of the first tokens of a plain page; values stay to the bit.
+    fn write_keys(&mut self, page: &PagePlace, keys: &[f32]);
     /// Appends the bytes of a page to `out`, its slots from `len` on being zeros.
     fn page_bytes(&self, page: &PagePlace, len: usize, out: &mut Vec<u8>);
     /// Makes `bytes` those of a page, which is as long.
@@ -301,16 +318,19 @@ impl Decoder {
                 None => ScoreArithmetic::Rounded,
             },
         };
-        let mut first_row = 0;
-        let mut spans = Vec::with_capacity(batch.len());
-        for (number, span) in batch.iter().enumerate() {
-            let rows = first_row..first_row + span.tokens.len();
+        let mut chosen = Vec::with_capacity(batch.len());
+        for (number, rows) in rows_of(batch) {
             let queries = &mut q[rows.start * width..rows.end * width];
             sink.queries(number, index, queries);
             sink.queries_and_keys(number, index, queries, &k[rows.start * kv_width..rows.end * kv_width], compute);
+            chosen.push(sink.reads(number, index, queries, batch[number].cache.segments(index), &compute.threads));
+        }
+        let mut first_row = 0;
+        let mut spans = Vec::with_capacity(batch.len());
+        for (number, (span, chosen)) in batch.iter().zip(&chosen).enumerate() {
             let group = |kv_head| span.cache.cache().shape().group_index(KvGroup { layer: index as u32, kv_head });
             let constants = |kv_head| span.constants.get(group(kv_head))?.as_ref();
-            let segments = span.cache.segments(index);
+            let segments = chosen.as_deref().unwrap_or(span.cache.segments(index));
             let resident: Vec<usize> = segments.iter().map(SegmentList::num_tokens).collect();
             spans.push(AttentionSpan {
                 first_row,
@@ -461,6 +481,10 @@ impl ModelRunner for Decoder {
         self.store.key_moments(&self.compute, groups)
     }
 
+    fn key_ranges(&self, groups: &[KeyPages<'_>]) -> Vec<Vec<f32>> {
+        self.store.key_ranges(&self.compute, groups)
+    }
+
     fn recode(&mut self, moves: &[PageMove], constants: Option<&KeyConstants>) {
         self.store.recode(&self.compute, moves, constants);
     }
@@ -481,6 +505,10 @@ impl ModelRunner for Decoder {
             rope(compute, &mut keys, config.head_dim, &angles, config.rope.layout);
             store.write_keys(&page.place, &keys);
         }
+    }
+
+    fn write_keys(&mut self, page: &PagePlace, keys: &[f32]) {
+        self.store.write_keys(page, keys);
     }
 
     fn page_bytes(&self, page: &PagePlace, len: usize, out: &mut Vec<u8>) {

@@ -4,6 +4,7 @@
 //! to the operating system. The layout inside a page is the kernels' business.
 
 mod file_pages;
+mod key_ranges;
 
 use std::io;
 use std::ops::Range;
@@ -13,6 +14,8 @@ use entrokv_kernels::arena::Arena;
 use entrokv_kernels::codes::KeyConstants;
 use entrokv_kernels::compute::Compute;
 use entrokv_kernels::page::{PageFormat, PageLayout, TokenRows, recode};
+
+pub use self::key_ranges::KeyPages;
 
 /// Keys and values of every page of every sequence.
 pub struct Store {

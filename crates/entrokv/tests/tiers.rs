@@ -210,10 +210,10 @@ fn what_tiers_cannot_do_is_said() {
         refused("f16", "snapkv:pack=score"),
         "pack=score is for caches of tiers: say tiers=KIND too, as in tiers=f16 or tiers=tq4:3nats+tq3v2"
     );
-    assert_eq!(
-        refused("f16", "streaming-llm:rerotate=true,tiers=tq4"),
-        "streaming-llm:rerotate=true,tiers=tq4 evicts by layer, by mark or by slot, and tiers plan pages of every KV head"
-    );
+    for policy in ["streaming-llm:rerotate=true,tiers=tq4", "rocketkv:tiers=tq4,tokens=64"] {
+        let why = "evicts by layer, by mark or by slot, or reads a part, and tiers plan pages of every KV head";
+        assert_eq!(refused("f16", policy), format!("{policy} {why}"));
+    }
     let mut model = open(&gguf, &options());
     let id = model.engine.submit(Request { eviction: None, ..request(9, 100, 1, "20%", "snapkv") }).unwrap();
     model.engine.finish(id, &mut |_| ()).unwrap();

@@ -567,16 +567,46 @@ def rocket_kv(layer: Layer) -> dict:
         (3191, 3063, 256, 3, 62),
         (1296, 1168, 128, 3, 76),
     ]
+    reads = [rocket_kv_pages(layer, channels) for channels in (4, HEAD_DIM)]
     return {
         "policy": "rocket-kv",
         "paper": "arXiv:2502.14051",
-        "reads": ["rows"],
+        "reads": ["rows", "q", "k"],
         "departures": [
             "Pooled after the reduction over the group; the width is 9 here, 63 by default.",
             "channels is rounded; channels_truncated is the other form.",
+            "stage 2: pages of 8 tokens, the last of 6, stand for the chunks, and the softmax runs over pages; the last one "
+            "is read always and counts.",
         ],
-        "cases": [stage, {"name": "parameters", "options": {}, "points": points}],
+        "cases": [stage, {"name": "parameters", "options": {}, "points": points}, *reads],
     }
+
+
+def rocket_kv_pages(layer: Layer, channels: int) -> dict:
+    """Stage 2: approximate attention of the last query to the corner of each page's keys."""
+    page = 8
+    starts = np.arange(0, len(layer.positions), page)
+    low = np.minimum.reduceat(layer.k, starts, axis=1)
+    high = np.maximum.reduceat(layer.k, starts, axis=1)
+    query = by_group(layer.q[:, -1:])[:, :, 0]
+    size = np.abs(query).sum(axis=1)
+    scores = []
+    for q, lo, hi, s in zip(query, low, high, size):
+        chosen = np.argsort(-s, kind="stable")[:channels]
+        corner = np.where(q.sum(axis=0) > 0, hi, lo)[:, chosen]
+        part = np.abs(q[:, chosen]).sum(axis=1) / np.abs(q).sum(axis=1)
+        logits = q[:, chosen] @ corner.T / np.sqrt(HEAD_DIM * part)[:, None]
+        scores.append(softmax(logits).sum(axis=0))
+    scores = np.array(scores)
+    flags = np.zeros(scores.shape, dtype=bool)
+    flags[:, -1] = True
+    kept = []
+    for count in (3, 4):
+        cuts = [kept_tokens(s, f, count) for s, f in zip(scores, flags)]
+        assert min(gap for _, gap in cuts) > CLEAR_GAP, "an unclear cut: change the seed"
+        kept.append({"pages": count, "selected": [p for p, _ in cuts]})
+    options = {"page_size": page, "channels": channels}
+    return {"name": f"stage 2, pages of 8, {channels} channels", "options": options, "scores": scores, "kept": kept}
 
 
 def pooled_pages(layer: Layer) -> dict:

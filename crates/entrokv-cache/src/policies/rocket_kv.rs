@@ -1,22 +1,24 @@
-//! RocketKV's first stage: SnapKV over a wide neighbourhood, and how much it may keep.
+//! RocketKV: SnapKV over a wide neighbourhood, how much it may keep, and what a step reads of that.
 
 use super::pool_kind::PoolKind;
 use super::snap_kv::SnapKv;
-use crate::policy::{EvictionPolicy, PolicyError};
-use crate::policy_options::OptionSet;
+use crate::policy::{EvictionPolicy, Granularity, PolicyError};
+use crate::policy_options::{OptionKey, OptionSet, at_least};
+use crate::reading::{PageJudge, PageReads, Reading};
 use crate::token_policy::Options;
 
-/// The policy `rocketkv` (Behnam et al. 2025), stage 1: the attention of the last 32 queries and a group's heads, the largest within 63
-/// tokens. [`RocketPlan`] says how many tokens the paper gives that stage.
+/// The policy `rocketkv` (Behnam et al. 2025). Stage 1 evicts: the attention of the last 32 queries and a group's heads, the largest
+/// within 63 tokens. The paper sums where [`SnapKv`] takes means, which ranks alike.
 ///
-/// Stage 2 reads less of what is kept at each step and frees none of it; it is no eviction and not here. The paper sums where
-/// [`SnapKv`] takes means, which ranks alike.
+/// Stage 2, with `tokens=N`, has a step read so many tokens of what is kept and frees none of it ([`PageJudge::Channels`]). The paper
+/// takes tokens together by few and chooses among them singly; here a page is what is judged and read, in `channels` channels.
+/// What a step does not read has no attention from it for stage 1. [`RocketPlan`] says what the paper would have both stages keep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RocketKv;
 
 const OPTIONS: OptionSet<Options<SnapKv>> = OptionSet {
     policy: RocketKv::NAME,
-    keys: &[SnapKv::KEYS, Options::HEADS, Options::AXES],
+    keys: &[SnapKv::KEYS, Options::HEADS, Options::AXES, RocketKv::KEYS],
     without: SnapKv::WITHOUT,
     presets: &[],
     default: || Options { method: SnapKv { window: 32, kernel: 63, pool: PoolKind::Max }, axes: SnapKv::axes() },
@@ -29,6 +31,48 @@ impl RocketKv {
     pub(crate) fn parse(options: Option<&str>) -> Result<Box<dyn EvictionPolicy>, PolicyError> {
         SnapKv::parse_as(&OPTIONS, options)
     }
+
+    /// Stage 2, read after the axes.
+    const KEYS: &'static [OptionKey<Options<SnapKv>>] = &[
+        OptionKey {
+            key: "tokens",
+            expected: "all, or a number of tokens, 1 or more, with granularity=page",
+            read: |options, text| {
+                options.axes.reading = match text {
+                    "all" => Reading::All,
+                    // Pages of tokens that have moved together have no range for long.
+                    _ if options.axes.granularity == Granularity::Token => return None,
+                    _ => {
+                        let by = PageJudge::Channels(Self::CHANNELS);
+                        Reading::Pages(PageReads { tokens: at_least(text, 1)?, first_layer: 0, by })
+                    }
+                };
+                Some(())
+            },
+            show: |options| match options.axes.reading {
+                Reading::All => "all".to_owned(),
+                Reading::Pages(reads) => reads.tokens.to_string(),
+            },
+        },
+        OptionKey {
+            key: "channels",
+            expected: "a number of channels, 1 or more, with tokens=N",
+            read: |options, text| match (at_least(text, 1)?, &mut options.axes.reading) {
+                (channels, Reading::Pages(reads)) => {
+                    reads.by = PageJudge::Channels(channels);
+                    Some(())
+                }
+                (_, Reading::All) => None,
+            },
+            show: |options| match options.axes.reading {
+                Reading::Pages(PageReads { by: PageJudge::Channels(channels), .. }) => channels.to_string(),
+                Reading::Pages(_) | Reading::All => Self::CHANNELS.to_string(),
+            },
+        },
+    ];
+
+    /// Channels compared unless it is said otherwise: half of a small head, a quarter of a large one.
+    const CHANNELS: usize = 32;
 }
 
 /// How RocketKV splits the compression of a prompt between its stages (section 3 of the paper), for a head.

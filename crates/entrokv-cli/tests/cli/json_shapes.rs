@@ -297,11 +297,9 @@ fn policies_are_listed_with_what_they_need_and_free() {
     let rows = json.as_array().unwrap();
     assert!(rows.len() > 12);
     for row in rows {
-        has_keys(row, &["name", "paper", "needs", "frees", "requires_file", "min_budget"]);
-        assert_eq!(
-            (&row["frees"], row["requires_file"].is_boolean(), &row["min_budget"]),
-            (&true.into(), true, &Value::Null)
-        );
+        has_keys(row, &["name", "paper", "needs", "frees", "requires_file", "min_budget", "min_pages"]);
+        let min_budget = if row["frees"] == true { Value::Null } else { 1.0.into() };
+        assert_eq!((row["requires_file"].is_boolean(), &row["min_budget"]), (true, &min_budget), "{row}");
         assert_eq!(row["needs"][0], "positions");
     }
     let snap_kv = rows.iter().find(|row| row["name"] == "snapkv").unwrap();
@@ -312,8 +310,66 @@ fn policies_are_listed_with_what_they_need_and_free() {
     assert_eq!(files, ["fast-kvzip", "kvzap"]);
     let kvzap = rows.iter().find(|row| row["name"] == "kvzap").unwrap();
     assert_eq!(kvzap["needs"], serde_json::json!(["positions", "layer inputs"]));
+    let keeping: Vec<&Value> = rows.iter().filter(|row| row["frees"] == false).map(|row| &row["name"]).collect();
+    assert_eq!(keeping, ["quest", "think"]);
+    let quest = rows.iter().find(|row| row["name"] == "quest").unwrap();
+    assert_eq!(quest["needs"], serde_json::json!(["positions", "queries", "key ranges"]));
     // The table has a line for each, under a head.
     let table = bench.run(&["policies"], "").success();
     assert_eq!(table.lines().count(), rows.len() + 1);
     assert!(table.lines().all(|line| line.len() < 140), "{table}");
+    let quest = table.lines().find(|line| line.starts_with("quest ")).unwrap();
+    assert_eq!(quest.split_whitespace().nth(1), Some("no"), "{quest}");
+}
+
+/// What `policies` says is the smallest budget of each policy is kept; anything less is refused in one line.
+#[test]
+fn smallest_budgets_are_kept_and_less_is_refused() {
+    let bench = Bench::new();
+    let rows = bench.run(&["policies", "--json"], "").json();
+    let mut kept = 0;
+    for row in rows.as_array().unwrap() {
+        if row["requires_file"] == true {
+            continue;
+        }
+        let (smallest, less) = match (row["min_budget"].as_f64(), row["min_pages"].as_u64()) {
+            (Some(part), None) => (format!("{}%", 100.0 * part), format!("{}%", 100.0 * part - 0.001)),
+            (None, Some(pages)) => (format!("{pages}pages"), format!("{}pages", pages - 1)),
+            both => panic!("{both:?} in {row}"),
+        };
+        let name = row["name"].as_str().unwrap();
+        let words = |budget| ["--json", "-n", "3", "--ignore-eos", "--policy", name, "--kv-budget", budget];
+        let run = bench.run_model("generate", &words(&smallest), long_prompt());
+        assert_eq!(run.code, Some(0), "{name}: {run:?}");
+        let json: Value = serde_json::from_str(&run.stdout).unwrap();
+        assert!(json["kv"]["bytes_held"].as_u64() <= json["kv"]["bytes_budget"].as_u64(), "{name}: {json}");
+        let refused = if less == "0pages" { (2, "must be greater than 0") } else { (1, "the smallest budget is ") };
+        let run = bench.run_model("generate", &words(&less), long_prompt());
+        assert_eq!(run.complaint(refused.0, refused.1), None, "{name}");
+        kept += 1;
+    }
+    assert!(kept > 25, "{kept}");
+}
+
+#[test]
+fn a_policy_that_frees_nothing_says_what_it_reads() {
+    let bench = Bench::new();
+    let words = ["--json", "-n", "20", "--ignore-eos", "--policy", "quest:tokens=64,dense=1"];
+    let run = bench.run_model("generate", &words, long_prompt());
+    assert_eq!(run.code, Some(0), "{run:?}");
+    let json: Value = serde_json::from_str(&run.stdout).unwrap();
+    let kv = &json["kv"];
+    assert_eq!((&kv["bytes_held"], &kv["pages_evicted"]), (&kv["bytes_full"], &0.into()));
+    // All pages of the first layer's heads, and four of the second's.
+    let pages = kv["bytes_full"].as_u64().unwrap() / (GROUPS * PAGE_BYTES);
+    assert_eq!(kv["pages_read"], 2 * pages + 2 * 4);
+    assert_eq!(run.stderr, format!("note: quest reads {} of {} pages, frees nothing\n", 2 * pages + 8, 4 * pages));
+    let dense = bench.run_model("generate", &["--json", "-n", "2"], long_prompt()).json();
+    assert_eq!(dense["kv"]["pages_read"], Value::Null);
+    for budget in ["99%", "64MiB"] {
+        let words = ["--policy", "quest", "--kv-budget", budget];
+        bench
+            .run_model("generate", &words, long_prompt())
+            .fails(1, "the policy frees nothing, so that a KV budget of ");
+    }
 }

@@ -66,6 +66,11 @@ impl SegmentList {
         &self.segments
     }
 
+    /// Slots of a page.
+    pub fn page_size(&self) -> usize {
+        self.page_size
+    }
+
     /// Number of tokens of all segments.
     pub fn num_tokens(&self) -> usize {
         self.num_tokens
@@ -112,6 +117,19 @@ impl SegmentList {
             self.num_tokens -= segment.len as usize;
         }
         self.first_tokens.truncate(len);
+    }
+
+    /// The list of its segments at `places`, which ascend.
+    ///
+    /// # Panics
+    /// If there is no such segment, or places do not ascend.
+    #[must_use]
+    pub fn of_places(&self, places: &[usize]) -> SegmentList {
+        let mut list = SegmentList::new(self.page_size, self.head_dim);
+        list.segments.reserve_exact(places.len());
+        list.first_tokens.reserve_exact(places.len());
+        places.iter().for_each(|&place| list.push(self.segments[place]));
+        list
     }
 
     /// Gives back memory that a list which was once much longer does not need.
@@ -206,6 +224,15 @@ mod tests {
         emptied.truncate(0);
         emptied.push(segment(5, 7));
         assert_eq!(emptied, list(16, [segment(5, 7)]));
+    }
+
+    #[test]
+    fn a_list_of_places_is_one_of_these_segments() {
+        let coded = |position| Segment { keys: PageFormat::Q8_0, values: PageFormat::Tq2, ..segment(position, 16) };
+        let all = [segment(0, 16), coded(16), segment(48, 16), coded(64), segment(96, 3)];
+        assert_eq!(list(16, all).of_places(&[0, 2, 4]), list(16, [all[0], all[2], all[4]]));
+        assert_eq!(list(16, all).of_places(&[0, 1, 2, 3, 4]), list(16, all));
+        assert_eq!(list(16, all).of_places(&[]), list(16, []));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use entrokv_cache::{CacheShape, KindFootprint, PageKind};
 
 use super::ledger::KvBytes;
-use crate::eviction::{Eviction, EvictionReport};
+use crate::eviction::{Eviction, EvictionReport, StepReads};
 use crate::sequence::Sequence;
 
 /// A sequence's cache as the pool counts it.
@@ -33,6 +33,8 @@ pub struct KvReport {
     pub kinds: Vec<KindFootprint>,
     /// Eviction so far.
     pub eviction: EvictionReport,
+    /// Pages that the last step of decoding has read of those held, where the policy chooses them; otherwise all are read.
+    pub step_reads: Option<StepReads>,
 }
 
 impl KvReport {
@@ -54,6 +56,7 @@ impl KvReport {
             budget_violations: sequence.ledger.budget_violations(),
             kinds: sequence.cache.footprint().kinds,
             eviction: eviction.map(Eviction::report).unwrap_or_default(),
+            step_reads: eviction.and_then(Eviction::step_reads),
         }
     }
 }

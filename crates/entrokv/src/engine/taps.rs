@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use entrokv_cache::{KvCache, RowOrigin, RowSource};
-use entrokv_kernels::attention::Tap;
+use entrokv_kernels::attention::{SegmentList, Tap};
 use entrokv_kernels::compute::Compute;
 use entrokv_kernels::threads::Threads;
 
@@ -104,6 +104,22 @@ impl AttentionSink for Taps<'_> {
             eviction.see_prompt(rows, *end, compute);
             **time += start.elapsed();
         }
+    }
+
+    fn reads(
+        &mut self,
+        span: usize,
+        layer: usize,
+        queries: &[f32],
+        held: &[SegmentList],
+        threads: &Threads,
+    ) -> Option<Vec<SegmentList>> {
+        let SpanTaps { eviction, phase, time, .. } = &mut self.spans[span];
+        let (Some(eviction), Phase::Answer) = (eviction, phase) else { return None };
+        let start = Instant::now();
+        let chosen = eviction.choose_pages(layer, queries, held, threads);
+        **time += start.elapsed();
+        chosen
     }
 
     fn tap(&mut self, span: usize, layer: usize, resident: &[usize]) -> Tap {

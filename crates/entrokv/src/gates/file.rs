@@ -55,6 +55,11 @@ impl<'a> GateFile<'a> {
         self.tensors.tensor(name).is_ok()
     }
 
+    /// Whether there is a tensor whose name begins so.
+    pub(super) fn has_any(&self, stem: &str) -> bool {
+        self.tensors.names().into_iter().any(|name| name.strip_prefix(stem).is_some_and(|rest| rest.starts_with('.')))
+    }
+
     /// Leaves the tensors of `stem` out, whatever they are.
     pub(super) fn skip(&mut self, stem: &str) {
         self.left.retain(|name| !name.strip_prefix(stem).is_some_and(|rest| rest.starts_with('.')));

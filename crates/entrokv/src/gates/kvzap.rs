@@ -10,7 +10,7 @@ use super::linear::{Linear, inputs};
 /// `f(x)` with one output a KV head (Jegou and Jeblick 2026): `W x + b`, or `W_2 gelu(W_1 x + b_1) + b_2` with the exact GELU.
 #[derive(Debug)]
 pub(super) enum KvzapGate {
-    /// `layers.N.weight`, `layers.N.bias`.
+    /// `layers.N.weight`, `layers.N.bias`; or `module_list.N` in place of `layers.N`.
     Linear(Linear),
     /// `layers.N.0.*` and `layers.N.2.*`; 512 wide where published.
     Mlp {

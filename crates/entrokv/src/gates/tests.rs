@@ -137,6 +137,25 @@ fn gates_say_what_the_reference_says() {
 }
 
 #[test]
+fn either_name_of_the_list_of_modules_is_read() {
+    let (_, x) = array(&golden("inputs")["x"]);
+    for form in ["linear", "mlp"] {
+        let expected = read(GateTap::Kvzap, &kvzap(form)).unwrap().scores(&compute(1), 1, &x);
+        let mut tensors = kvzap(form);
+        for tensor in &mut tensors {
+            tensor.name = tensor.name.replace("layers.", "module_list.");
+        }
+        assert_eq!(read(GateTap::Kvzap, &tensors).unwrap().scores(&compute(1), 1, &x), expected, "{form}");
+        // One of them, not both; and FastKVzip's have one name.
+        let line = read(GateTap::FastKvzip, &tensors).unwrap_err().to_string();
+        assert!(line.contains("'layers.1.q_norm.weight' is missing"), "{line}");
+        tensors[1].name = kvzap(form)[1].name.clone();
+        let line = read(GateTap::Kvzap, &tensors).unwrap_err().to_string();
+        assert!(line.contains("tensor 'module_list.1.") && line.contains("is missing"), "{line}");
+    }
+}
+
+#[test]
 fn halves_are_read_as_what_they_are() {
     let (_, x) = array(&golden("inputs")["x"]);
     let full = read(GateTap::Kvzap, &kvzap("linear")).unwrap().scores(&compute(1), 1, &x);

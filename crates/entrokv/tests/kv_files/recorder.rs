@@ -8,7 +8,7 @@ use entrokv::gates::{Gates, GatesError};
 use entrokv::gguf::Gguf;
 use entrokv::load::decoder;
 use entrokv::model::{AttentionSink, BatchSpan, Decoder, Logits, ModelRunner, RunError};
-use entrokv::store::{KeyMoments, TokenVectors};
+use entrokv::store::{KeyMoments, KeyPages, TokenVectors};
 use entrokv::turned_sinks::TurnedPage;
 use entrokv::{Engine, EngineOptions, ModelConfig, ModelId, ModelOptions, rope_factors};
 use entrokv_cache::{GateTap, KvCache, PageMove, PagePlace};
@@ -81,12 +81,20 @@ impl ModelRunner for Recorder {
         self.decoder.key_moments(groups)
     }
 
+    fn key_ranges(&self, groups: &[KeyPages<'_>]) -> Vec<Vec<f32>> {
+        self.decoder.key_ranges(groups)
+    }
+
     fn recode(&mut self, moves: &[PageMove], constants: Option<&KeyConstants>) {
         self.decoder.recode(moves, constants);
     }
 
     fn compact(&mut self, pages: &[PagePlace], kept: &[u32]) {
         self.decoder.compact(pages, kept);
+    }
+
+    fn write_keys(&mut self, page: &PagePlace, keys: &[f32]) {
+        self.decoder.write_keys(page, keys);
     }
 
     fn page_bytes(&self, page: &PagePlace, len: usize, out: &mut Vec<u8>) {
