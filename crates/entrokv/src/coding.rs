@@ -92,6 +92,11 @@ impl Coding {
         Some(coding)
     }
 
+    /// How pages are stored.
+    pub(crate) fn kind(&self) -> PageKind {
+        self.kind
+    }
+
     /// What [`Coding::resume`] goes on from.
     pub(crate) fn saved(&self) -> SavedCoding {
         SavedCoding {

@@ -4,9 +4,11 @@
 //! results (evict at a prompt's end, encode, sample, stop). Invariants, each a test of that name:
 //! * `budget_holds_after_every_step`: once its prompt is read, a rolling sequence never holds more than its budget.
 //! * `closing_returns_every_page`: when no sequence is alive, the pool is empty.
+//! * `forks_go_on_as_if_alone`: what one reads, evicts or encodes changes no bit of another.
 //! * `an_interrupted_step_can_be_repeated`: an interrupt loses no token and changes no bit; a sequence whose policy was
 //!   watching the step is cancelled instead, for a policy must not see a row twice.
 
+mod forks;
 mod kv_files;
 mod kv_report;
 mod ledger;
@@ -25,6 +27,7 @@ use entrokv_cache::{
 };
 use entrokv_kernels::arena::Arena;
 
+pub use self::forks::ForkError;
 pub use self::kv_report::KvReport;
 pub use self::ledger::KvBytes;
 pub(crate) use self::ledger::Ledger;
@@ -172,7 +175,14 @@ pub enum SubmitError {
         /// Tokens before the turn.
         got: usize,
     },
-
+    /// A further turn of a fork under a policy that goes on with more than the cache.
+    #[error("{policy} goes on with {keeps} from the turns before, which a fork does not have")]
+    LeftBehind {
+        /// The policy.
+        policy: String,
+        /// What it keeps.
+        keeps: &'static str,
+    },
     /// A policy that rewrites pages which are codes by then.
     #[error(
         "rotating by slot rewrites the {needed} pages of the sinks, of which a {kind} cache keeps {limit} as written: ask for \
@@ -327,6 +337,7 @@ impl Engine {
         if tiers.and_then(|tiers| tiers.coded()).is_some() && sequence.coding.is_none() {
             return Err(SubmitError::LateTiers { got: start });
         }
+        sequence.check_left_behind(&request)?;
         if let Some(EvictionOptions { policy, .. }) = &request.eviction
             && let Some(gates) = self.gates(&**policy)?.filter(|gates| gates.see_tokens())
         {
@@ -396,6 +407,7 @@ impl Engine {
             eviction,
             pass: None,
             resting: None,
+            left_behind: false,
             finished: None,
             timing: Timing::default(),
         })

@@ -61,7 +61,9 @@ pub use entrokv_kernels::isa::Isa;
 
 pub use crate::chat_template::{ChatTemplate, Message, RenderOptions};
 pub use crate::config::ModelConfig;
-pub use crate::engine::{Completion, Engine, EngineOptions, KvBytes, KvReport, PassProgress, StepOutput, SubmitError};
+pub use crate::engine::{
+    Completion, Engine, EngineOptions, ForkError, KvBytes, KvReport, PassProgress, StepOutput, SubmitError,
+};
 pub use crate::eviction::{EvictionReport, StepReads};
 pub use crate::forced_answer::{AnswerError, AnswerScore};
 pub use crate::gates::GatesError;

@@ -180,6 +180,8 @@ pub(crate) struct Turn {
     pub pass: Option<Pass>,
     /// Why the answer ended, while its cache is being compressed.
     pub resting: Option<FinishReason>,
+    /// Whether its policy kept more than the cache for the next turn, and the sequence, being a fork, has not got it.
+    pub left_behind: bool,
     /// Why the answer ended; `None` while it is under way.
     pub finished: Option<FinishReason>,
     /// Clock of this turn.
@@ -199,6 +201,7 @@ impl Turn {
             eviction,
             pass: None,
             resting: None,
+            left_behind: false,
             finished: Some(FinishReason::Stop),
             timing: Timing::default(),
         }
