@@ -221,6 +221,22 @@ pub enum SubmitError {
     Busy(SequenceId),
 }
 
+/// Why caches are not stored as another kind from now on.
+#[derive(Debug, thiserror::Error)]
+pub enum PageKindRefused {
+    /// Sequences whose pages are of the present kind.
+    #[error("{got} sequence(s) are stored as {kind}; close them first")]
+    InUse {
+        /// Sequences alive.
+        got: usize,
+        /// How they are stored.
+        kind: PageKind,
+    },
+    /// A kind that the model's pages cannot be of.
+    #[error(transparent)]
+    Shape(#[from] KindShapeError),
+}
+
 /// What a step gave one sequence.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StepOutput {
@@ -273,6 +289,19 @@ impl Engine {
     /// How pages are stored.
     pub fn page_kind(&self) -> PageKind {
         self.options.page_kind
+    }
+
+    /// Stores the pages of all sequences from now on as `kind`. The pool stays as large as it is.
+    ///
+    /// # Errors
+    /// [`PageKindRefused`] while any sequence is alive, and for a kind that the pages of this model cannot be of.
+    pub fn set_page_kind(&mut self, kind: PageKind) -> Result<(), PageKindRefused> {
+        if !self.sequences.is_empty() {
+            return Err(PageKindRefused::InUse { got: self.sequences.len(), kind: self.options.page_kind });
+        }
+        kind.check(&self.shape)?;
+        self.options.page_kind = kind;
+        Ok(())
     }
 
     /// Geometry of the cache.
