@@ -20,10 +20,12 @@
 //! * `footprint_is_what_the_frames_hold`.
 //! * `releasing_returns_every_frame`.
 //! * `what_follows_revisions_is_what_a_table_holds`.
+//! * `nothing_written_to_a_fork_shows_in_another`, whatever either does.
 //! * `a_restored_cache_is_the_one_it_was_noted_from`, and `what_no_cache_can_hold_is_refused_and_takes_nothing`.
 
 mod fate;
 mod footprint;
+mod fork;
 mod restore;
 mod table;
 
@@ -36,7 +38,7 @@ use crate::shape::{CacheShape, KvGroup, LayerKind};
 
 use self::table::Table;
 
-pub use self::fate::{Applied, FateError, PageFate, PageMove, PagePlace};
+pub use self::fate::{Applied, FateError, MoveTokens, PageFate, PageMove, PagePlace};
 pub use self::footprint::{Footprint, KindFootprint};
 pub use self::restore::{PageRecord, RestoreError};
 pub use self::table::{ResidentPage, Revision, Slot};
@@ -167,7 +169,8 @@ impl KvCache {
     /// had `len` tokens, but for what has been evicted since. Does nothing to a sequence that is no longer than that.
     ///
     /// # Panics
-    /// In debug builds, if the page that would be open again has been encoded or evicted: a token could not be written to it.
+    /// If a fork shares the page that would be open again: a token written to it would show there. In debug builds also if that
+    /// page has been encoded or evicted: a token could not be written to it.
     pub fn truncate(&mut self, pool: &mut PagePool, len: usize) {
         if len >= self.logical_len {
             return;
@@ -176,6 +179,8 @@ impl KvCache {
             table.truncate(pool, len, self.shape.page_size);
         }
         self.logical_len = len;
+        let is_owned = |table: &Table| table.pages().last().is_none_or(|page| page.is_owned(pool));
+        assert!(self.open_page().is_none() || self.tables.iter().all(is_owned), "the open page is written to");
         debug_assert!(
             self.open_page().is_none_or(|open| self.tables.iter().all(|table| {
                 table.pages().last().is_some_and(|page| page.index == open && page.kind == self.kind)
@@ -251,17 +256,19 @@ impl KvCache {
     /// the rest of them are freed. In another order than an ascending one the tokens are *packed*.
     ///
     /// Tokens keep their positions ([`ResidentPage::positions`]). `move_tokens` is called once with the pages that hold them now,
-    /// all full, and `kept`: it must move token `kept[i]` to place `i`, counting through the pages.
+    /// all full, those that will, and `kept`: it must move token `kept[i]` to place `i`. Pages that a fork shares move to new
+    /// frames, so that it sees nothing of this.
     ///
     /// # Errors
-    /// [`FateError`] if `kept` is not a whole number of pages' worth of places, all different, a page is not plain, or the group
-    /// belongs to a window layer. Then nothing has changed and `move_tokens` was not called.
+    /// [`FateError`] if `kept` is not a whole number of pages' worth of places, all different, a page is not plain, the group
+    /// belongs to a window layer, or the pool has no room for new frames. Then nothing has changed and `move_tokens` was not
+    /// called.
     pub fn compact(
         &mut self,
         pool: &mut PagePool,
         group: KvGroup,
         kept: &[u32],
-        move_tokens: &mut dyn FnMut(&[PagePlace], &[u32]),
+        move_tokens: &mut MoveTokens<'_>,
     ) -> Result<Applied, FateError> {
         if self.shape.layers[group.layer as usize] != LayerKind::Global {
             return Err(FateError::WindowLayer { layer: group.layer });
@@ -280,7 +287,7 @@ impl KvCache {
             return Err(FateError::Tokens { got: kept.len(), closed, page_size });
         }
         let index = self.shape.group_index(group);
-        Ok(self.tables[index].compact(pool, page_size, pages, kept, move_tokens))
+        Ok(self.tables[index].compact(pool, page_size, pages, kept, move_tokens)?)
     }
 
     /// Frees the pages of window layers that the next query cannot see: those without a position greater than

@@ -62,8 +62,8 @@ pub use head_pooling::HeadPooling;
 pub use key_channels::{KeyChannels, channel_scores};
 pub use key_ranges::{KeyRanges, key_range};
 pub use kv_cache::{
-    Applied, FateError, Footprint, KindFootprint, KvCache, PageFate, PageMove, PagePlace, PageRecord, ResidentPage,
-    RestoreError, Revision, Slot,
+    Applied, FateError, Footprint, KindFootprint, KvCache, MoveTokens, PageFate, PageMove, PagePlace, PageRecord,
+    ResidentPage, RestoreError, Revision, Slot,
 };
 pub use overlap::{Overlap, OverlapError};
 pub use page::PageIndex;

@@ -16,10 +16,12 @@
 //! * `frames_are_aligned_to_their_power_of_two`: to the largest one that divides their bytes, up to 4,096. A frame of
 //!   whole OS pages therefore starts on one, and freeing it frees them.
 //! * `reclaim_returns_what_became_free_and_nothing_else`.
+//! * `a_shared_frame_is_free_when_its_last_owner_has_released_it`; until then its bytes count once, whoever owns it.
 //!
-//! Taking and releasing a frame cost the logarithm of the number of slabs. Opening a slab walks past the free ranges
+//! Taking and releasing a frame cost the logarithm of the number of slabs, and of the number of shared frames. Opening a slab walks past the free ranges
 //! too small for one frame of the class: none while there is one class, few when there are few.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
@@ -47,6 +49,8 @@ pub struct PagePool {
     slabs: BTreeMap<u64, Slab>,
     /// Classes by bytes of a frame, those with a slab.
     classes: BTreeMap<u64, Class>,
+    /// Owners beyond the first of the frames that have any, by offset.
+    more_owners: BTreeMap<u64, u32>,
     /// Ranges of frames released since the last [`PagePool::reclaim`], by offset; no two touch.
     released: BTreeMap<u64, u64>,
 }
@@ -71,8 +75,9 @@ struct Class {
 
 /// The bytes a page lives in, from [`PagePool::allocate`] until it is given to [`PagePool::release`].
 ///
-/// It cannot be copied, so a page is freed once or not at all. Dropping one leaks its bytes from the pool for good,
-/// which debug builds refuse (unless a panic is unwinding already).
+/// It cannot be copied, so a page is freed once or not at all; where several own its bytes ([`PagePool::share`]), each has a
+/// frame to release. Dropping one leaks its bytes from the pool for good, which debug builds refuse (unless a panic is
+/// unwinding already).
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a frame that is dropped is lost to its pool"]
 pub struct Frame {
@@ -104,6 +109,7 @@ impl PagePool {
             free,
             slabs: BTreeMap::new(),
             classes: BTreeMap::new(),
+            more_owners: BTreeMap::new(),
             released: BTreeMap::new(),
         }
     }
@@ -131,21 +137,40 @@ impl PagePool {
         Ok(Frame { offset: slab_offset + slot * bytes, bytes })
     }
 
-    /// Takes `frame` back; a slab that is empty now may serve any class.
+    /// The same bytes for one owner more: who writes to them now is seen by all. They are free when each owner has released
+    /// its own.
+    ///
+    /// # Panics
+    /// If `frame` came from another pool and this one holds no such frame.
+    pub fn share(&mut self, frame: &Frame) -> Frame {
+        let Frame { offset, bytes } = *frame;
+        self.live_slot(frame);
+        *self.more_owners.entry(offset).or_insert(0) += 1;
+        Frame { offset, bytes }
+    }
+
+    /// Whether others own the bytes of `frame`, too.
+    pub fn is_shared(&self, frame: &Frame) -> bool {
+        self.more_owners.contains_key(&frame.offset)
+    }
+
+    /// Takes `frame` back; if nobody else owns its bytes they are free, and a slab that is empty now may serve any class.
     ///
     /// # Panics
     /// If `frame` came from another pool and this one holds no such frame.
     pub fn release(&mut self, frame: Frame) {
         let Range { start: offset, end } = frame.range();
         let bytes = frame.bytes;
+        let (slab_offset, slot) = self.live_slot(&frame);
         std::mem::forget(frame);
-        let (&slab_offset, slab) = self.slabs.range_mut(..=offset).next_back().expect("the frame is one of this pool");
-        let slot = (offset - slab_offset) / slab.frame_bytes;
-        let is_live = slab.frame_bytes == bytes
-            && (offset - slab_offset).is_multiple_of(bytes)
-            && slot < slab.num_frames
-            && slab.free & (1 << slot) == 0;
-        assert!(is_live, "the frame is one of this pool");
+        if let Entry::Occupied(mut more) = self.more_owners.entry(offset) {
+            *more.get_mut() -= 1;
+            if *more.get() == 0 {
+                more.remove();
+            }
+            return;
+        }
+        let slab = self.slabs.get_mut(&slab_offset).expect("a live frame lies in a slab");
         slab.free |= 1 << slot;
         let is_empty = slab.free == slab.all_free();
         let slab_len = slab.num_frames * bytes;
@@ -246,6 +271,22 @@ impl PagePool {
             stranded_bytes: self.stranded_bytes(),
             capacity_bytes: self.capacity_bytes,
         }
+    }
+
+    /// The slab in which `frame` lies, and its place there.
+    ///
+    /// # Panics
+    /// If this pool holds no such frame.
+    fn live_slot(&self, frame: &Frame) -> (u64, u64) {
+        let Frame { offset, bytes } = *frame;
+        let (&slab_offset, slab) = self.slabs.range(..=offset).next_back().expect("the frame is one of this pool");
+        let slot = (offset - slab_offset) / slab.frame_bytes;
+        let is_live = slab.frame_bytes == bytes
+            && (offset - slab_offset).is_multiple_of(bytes)
+            && slot < slab.num_frames
+            && slab.free & (1 << slot) == 0;
+        assert!(is_live, "the frame is one of this pool");
+        (slab_offset, slot)
     }
 
     /// Cuts a slab for frames of `bytes` from the lowest free range with room for one, and returns its offset.

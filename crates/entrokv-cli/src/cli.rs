@@ -12,7 +12,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 use clap_complete::Shell;
 
 use crate::failure::Failure;
-use crate::{bench, chat, demo, generate, inspect, perplexity, policies, pull, tokenize};
+use crate::{bench, chat, demo, generate, inspect, needle, perplexity, policies, pull, tokenize};
 
 /// Run language models with a hard cap on the memory of their KV cache.
 ///
@@ -72,6 +72,8 @@ pub(crate) enum Command {
     Tokenize(tokenize::TokenizeArgs),
     /// Score a text on stdin: mean negative log likelihood, the last position's best logits, a greedy continuation
     Perplexity(perplexity::PerplexityArgs),
+    /// Ask for facts hidden in long texts, of the full cache and of compressed ones
+    Needle(needle::NeedleArgs),
     /// Measure reading and generating speed, and the memory they take
     Bench(bench::BenchArgs),
     /// List the eviction policies: who described them, what they read, what they free

@@ -13,6 +13,7 @@ mod inspect;
 mod interrupt;
 mod kv_file_args;
 mod model_args;
+mod needle;
 mod output;
 mod perplexity;
 mod policies;
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
         Command::Chat(args) => chat::run(&args, &cli.cache),
         Command::Tokenize(args) => tokenize::run(&args, &cli.cache),
         Command::Perplexity(args) => perplexity::run(&args, &cli.cache),
+        Command::Needle(args) => needle::run(&args, &cli.cache),
         Command::Bench(args) => bench::run(&args, &cli.cache),
         Command::Policies(args) => policies::run(&args),
         Command::Completions(args) => cli::completions(&args),

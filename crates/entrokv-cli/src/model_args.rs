@@ -199,7 +199,7 @@ pub(crate) struct EvictionArgs {
     pub(crate) policy: Option<PolicyFlag>,
 }
 
-fn parse_budget(text: &str) -> Result<Budget, String> {
+pub(crate) fn parse_budget(text: &str) -> Result<Budget, String> {
     text.parse().map_err(|error| format!("{error}"))
 }
 

@@ -92,6 +92,11 @@ impl Coding {
         Some(coding)
     }
 
+    /// The same for a fork of the sequence.
+    pub(crate) fn forked(&self) -> Option<Self> {
+        Self::resume(&self.shape, self.kind, self.saved()).map(|fork| Self { recent: self.recent, ..fork })
+    }
+
     /// What [`Coding::resume`] goes on from.
     pub(crate) fn saved(&self) -> SavedCoding {
         SavedCoding {

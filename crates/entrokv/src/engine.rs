@@ -4,9 +4,11 @@
 //! results (evict at a prompt's end, encode, sample, stop). Invariants, each a test of that name:
 //! * `budget_holds_after_every_step`: once its prompt is read, a rolling sequence never holds more than its budget.
 //! * `closing_returns_every_page`: when no sequence is alive, the pool is empty.
+//! * `forks_go_on_as_if_alone`: what one reads, evicts or encodes changes no bit of another.
 //! * `an_interrupted_step_can_be_repeated`: an interrupt loses no token and changes no bit; a sequence whose policy was
 //!   watching the step is cancelled instead, for a policy must not see a row twice.
 
+mod forks;
 mod kv_files;
 mod kv_report;
 mod ledger;
@@ -25,6 +27,7 @@ use entrokv_cache::{
 };
 use entrokv_kernels::arena::Arena;
 
+pub use self::forks::ForkError;
 pub use self::kv_report::KvReport;
 pub use self::ledger::KvBytes;
 pub(crate) use self::ledger::Ledger;
@@ -150,6 +153,12 @@ pub enum SubmitError {
         /// Tokens read.
         got: usize,
     },
+    /// A policy without tiers for a cache that has them.
+    #[error("the cache is stored in tiers, and {policy} has none: name some, as in tiers=tq4")]
+    SettledPages {
+        /// The policy.
+        policy: String,
+    },
     /// Tiers with an axis that they have no room for.
     #[error("{policy} evicts by layer, by mark or by slot, or reads a part, and tiers plan pages of every KV head")]
     TieredPolicy {
@@ -172,7 +181,14 @@ pub enum SubmitError {
         /// Tokens before the turn.
         got: usize,
     },
-
+    /// A further turn of a fork under a policy that goes on with more than the cache.
+    #[error("{policy} goes on with {keeps} from the turns before, which a fork does not have")]
+    LeftBehind {
+        /// The policy.
+        policy: String,
+        /// What it keeps.
+        keeps: &'static str,
+    },
     /// A policy that rewrites pages which are codes by then.
     #[error(
         "rotating by slot rewrites the {needed} pages of the sinks, of which a {kind} cache keeps {limit} as written: ask for \
@@ -209,6 +225,22 @@ pub enum SubmitError {
     /// A further turn while the last answer is still being generated.
     #[error("sequence {0} is still answering")]
     Busy(SequenceId),
+}
+
+/// Why caches are not stored as another kind from now on.
+#[derive(Debug, thiserror::Error)]
+pub enum PageKindRefused {
+    /// Sequences whose pages are of the present kind.
+    #[error("{got} sequence(s) are stored as {kind}; close them first")]
+    InUse {
+        /// Sequences alive.
+        got: usize,
+        /// How they are stored.
+        kind: PageKind,
+    },
+    /// A kind that the model's pages cannot be of.
+    #[error(transparent)]
+    Shape(#[from] KindShapeError),
 }
 
 /// What a step gave one sequence.
@@ -263,6 +295,19 @@ impl Engine {
     /// How pages are stored.
     pub fn page_kind(&self) -> PageKind {
         self.options.page_kind
+    }
+
+    /// Stores the pages of all sequences from now on as `kind`. The pool stays as large as it is.
+    ///
+    /// # Errors
+    /// [`PageKindRefused`] while any sequence is alive, and for a kind that the pages of this model cannot be of.
+    pub fn set_page_kind(&mut self, kind: PageKind) -> Result<(), PageKindRefused> {
+        if !self.sequences.is_empty() {
+            return Err(PageKindRefused::InUse { got: self.sequences.len(), kind: self.options.page_kind });
+        }
+        kind.check(&self.shape)?;
+        self.options.page_kind = kind;
+        Ok(())
     }
 
     /// Geometry of the cache.
@@ -327,6 +372,11 @@ impl Engine {
         if tiers.and_then(|tiers| tiers.coded()).is_some() && sequence.coding.is_none() {
             return Err(SubmitError::LateTiers { got: start });
         }
+        let is_settled = self.shape.groups().any(|group| sequence.cache.num_settled(group) > 0);
+        if let (Some(eviction), None, true) = (&request.eviction, tiers, is_settled) {
+            return Err(SubmitError::SettledPages { policy: eviction.policy.to_string() });
+        }
+        sequence.check_left_behind(&request)?;
         if let Some(EvictionOptions { policy, .. }) = &request.eviction
             && let Some(gates) = self.gates(&**policy)?.filter(|gates| gates.see_tokens())
         {
@@ -394,8 +444,10 @@ impl Engine {
             text,
             forced: None,
             eviction,
+            said: String::new(),
             pass: None,
             resting: None,
+            left_behind: false,
             finished: None,
             timing: Timing::default(),
         })
@@ -559,12 +611,10 @@ impl Engine {
         id: SequenceId,
         on_output: &mut dyn FnMut(&StepOutput),
     ) -> Result<Completion, SubmitError> {
-        let mut text = String::new();
         while self.sequences.get(&id).ok_or(SubmitError::Unknown(id))?.turn.finished.is_none() {
             match self.step() {
                 Ok(outputs) => {
                     for output in outputs.iter().filter(|output| output.id == id) {
-                        text.push_str(&output.text);
                         on_output(output);
                     }
                 }
@@ -575,7 +625,8 @@ impl Engine {
         let sequence = self.sequences.get(&id).ok_or(SubmitError::Unknown(id))?;
         Ok(Completion {
             tokens: sequence.answer().to_vec(),
-            text,
+            // Also what it has said while others were waited for.
+            text: sequence.turn.said.clone(),
             finish_reason: sequence.turn.finished.clone().unwrap_or(FinishReason::Cancelled),
             kv: KvReport::of(sequence, &self.shape, self.options.page_kind),
             timing: sequence.turn.timing,

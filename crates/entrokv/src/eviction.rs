@@ -24,11 +24,11 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use entrokv_cache::{
-    Allotment, AttentionForm, AttentionRows, Budget, BudgetError, CacheShape, EvictionPolicy, Granularity, GroupUnits,
-    KvCache, KvGroup, LayerKind, LeastBudget, LogitScale, OpenPage, OutputTap, PageCost, PageFate, PageKind, PagePlace,
-    PagePool, PageScorer, Pins, PoolExhausted, QueryMoments, QueryTap, Reading, Reconstruction, Release,
-    ResidentTokens, ResolvedBudget, RotaryPairs, Rotation, RowOrigin, RowSource, RowTap, Schedule, Sharing, TokenTap,
-    TwoWayTap, select_pages, select_tokens,
+    Allotment, AttentionForm, AttentionRows, Budget, BudgetError, CacheShape, EvictionPolicy, FateError, Granularity,
+    GroupUnits, KvCache, KvGroup, LayerKind, LeastBudget, LogitScale, OpenPage, OutputTap, PageCost, PageFate,
+    PageKind, PagePlace, PagePool, PageScorer, Pins, PoolExhausted, QueryMoments, QueryTap, Reading, Reconstruction,
+    Release, ResidentTokens, ResolvedBudget, RotaryPairs, Rotation, RowOrigin, RowSource, RowTap, Schedule, Sharing,
+    TokenTap, TwoWayTap, select_pages, select_tokens,
 };
 use entrokv_kernels::attention::{SegmentList, Tap};
 use entrokv_kernels::codes::KeyConstants;
@@ -478,7 +478,8 @@ impl Eviction {
     /// ([`Eviction::pause_after`]), its pages weighing `cost`, and frees what is over it.
     ///
     /// # Errors
-    /// [`PoolExhausted`] if a policy of tiers found no room for new pages beside old ones.
+    /// [`PoolExhausted`] as from [`Eviction::evict`], or if a policy of tiers found no room for new pages beside old ones: KV groups
+    /// that were not reached hold what they held.
     pub(crate) fn end_prompt(
         &mut self,
         mut held: Held<'_>,
@@ -542,7 +543,7 @@ impl Eviction {
             };
             let num_kept = units.in_pages(cap);
             alone += self.groups[index].scorer.uor_per_head(&units.spans, num_kept);
-            self.evict(&mut held, pool, group, &units, &pinned, num_kept);
+            self.evict(&mut held, pool, group, &units, &pinned, num_kept)?;
             let left = Units::of(held.cache, group, self.policy.granularity());
             self.groups[index].scorer.retain(&left.spans);
             if let Some(gates) = &mut self.gates {
@@ -551,7 +552,7 @@ impl Eviction {
             pages_held += left.num_pages() as f64 / cap as f64;
         }
         if let Some(channels) = &mut self.channels {
-            channels.clear(&mut held, prompt_tokens);
+            channels.clear(&mut held, pool, prompt_tokens)?;
         }
         self.learn_pages(&held);
         if !self.groups.is_empty() {
@@ -583,6 +584,9 @@ impl Eviction {
     }
 
     /// Keeps the best `num_kept` of `units`, which are those of `group`, and frees the others.
+    ///
+    /// # Errors
+    /// [`PoolExhausted`] if tokens are to move together that forks share, and there is no room for pages of the sequence's own.
     fn evict(
         &mut self,
         held: &mut Held<'_>,
@@ -591,7 +595,7 @@ impl Eviction {
         units: &Units,
         pinned: &[usize],
         num_kept: usize,
-    ) {
+    ) -> Result<(), PoolExhausted> {
         let Held { cache, runner, .. } = held;
         let safe =
             self.resolved.as_ref().map_or(0, |resolved| self.policy.allotment().safe_units(resolved.pages_per_group));
@@ -610,11 +614,17 @@ impl Eviction {
                 let closed = units.positions.len() - units.num_open();
                 let kept = select_tokens(scores, num_kept, &pinned);
                 let kept: Vec<u32> = kept.iter().filter(|&token| token < closed).map(|token| token as u32).collect();
-                let mut move_tokens = |pages: &[PagePlace], kept: &[u32]| runner.compact(pages, kept);
-                cache.compact(pool, group, &kept, &mut move_tokens).expect("whole pages of tokens that can move stay")
+                let mut move_tokens =
+                    |from: &[PagePlace], to: &[PagePlace], kept: &[u32]| runner.compact(from, to, kept);
+                match cache.compact(pool, group, &kept, &mut move_tokens) {
+                    Ok(applied) => applied,
+                    Err(FateError::Pool(error)) => return Err(error),
+                    Err(error) => unreachable!("whole pages of tokens that can move stay: {error}"),
+                }
             }
         };
         self.report.pages_evicted += applied.pages_freed;
+        Ok(())
     }
 
     /// The units of every KV group and their scores, those of layers in which no table `is_long_enough` left out.
@@ -718,21 +728,30 @@ impl Eviction {
     }
 
     /// Frees pages of each KV group that is about to open one beyond its budget, one or as many as the policy's schedule says; `next` is the position to be written.
-    pub(crate) fn make_room(&mut self, mut held: Held<'_>, pool: &mut PagePool, next: usize) {
+    ///
+    /// # Errors
+    /// [`PoolExhausted`] as from [`Eviction::evict`]: KV groups that were not reached hold what they held.
+    pub(crate) fn make_room(
+        &mut self,
+        mut held: Held<'_>,
+        pool: &mut PagePool,
+        next: usize,
+    ) -> Result<(), PoolExhausted> {
         let opens_page = next.is_multiple_of(self.shape.page_size) && next >= held.cache.logical_len();
         if opens_page {
             self.learn_pages(&held);
         }
         let releases = self.policy.release() == Release::Marked;
-        let Some(ResolvedBudget { pages_per_group: keep, unlimited, .. }) = self.resolved else { return };
+        let Some(ResolvedBudget { pages_per_group: keep, unlimited, .. }) = self.resolved else { return Ok(()) };
         if unlimited && !releases && self.heads.is_none() {
-            return;
+            return Ok(());
         }
         if !opens_page || !self.policy.schedule().goes_on() {
-            return;
+            return Ok(());
         }
         if self.policy.tiers().is_some() {
-            return self.make_room_in_bytes(&mut held, pool, next);
+            self.make_room_in_bytes(&mut held, pool, next);
+            return Ok(());
         }
         self.cap_heads(held.runner, next / self.shape.page_size + 1, keep);
         // With shares of the budget a group may have room where its neighbours have not.
@@ -754,13 +773,14 @@ impl Eviction {
             if left == units.num_pages() {
                 continue;
             }
-            self.evict(&mut held, pool, group, &units, &pinned, units.in_pages(left));
+            self.evict(&mut held, pool, group, &units, &pinned, units.in_pages(left))?;
             if let Some(gates) = &mut self.gates {
                 let mut left = Vec::new();
                 positions(held.cache, group, &mut left);
                 gates.retain(index, &left);
             }
         }
+        Ok(())
     }
 
     /// The resolved cap in payload bytes; `None` before the prompt has been read, and where it caps nothing.

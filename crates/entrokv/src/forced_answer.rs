@@ -77,17 +77,7 @@ impl Engine {
         eviction: &EvictionOptions,
         progress: &mut dyn FnMut(usize),
     ) -> Result<AnswerScore, AnswerError> {
-        let (got, limit) = (prompt.len() + answer.len(), self.context_len());
-        if answer.is_empty() {
-            return Err(AnswerError::Empty);
-        }
-        if got > limit {
-            return Err(AnswerError::TooLong { got, limit });
-        }
-        let limit = self.runner.vocab_size();
-        if let Some(&got) = answer.iter().find(|&&id| id as usize >= limit) {
-            return Err(AnswerError::TokenOutOfRange { got, limit });
-        }
+        self.check_answer(prompt.len(), answer)?;
         let request = |eviction| Request {
             end_tokens: EndTokens::Ignore,
             eviction,
@@ -101,11 +91,52 @@ impl Engine {
         score
     }
 
-    fn submit_forced(&mut self, request: Request, answer: &[u32]) -> Result<SequenceId, SubmitError> {
-        let id = self.submit(request)?;
+    /// Gives `id`, which has finished, a further turn under no cap: `prompt`, and `answer` token by token; `see` is shown the
+    /// logits before each token of the answer, `[vocab_size]`.
+    ///
+    /// # Errors
+    /// [`AnswerError`].
+    pub fn read_answer(
+        &mut self,
+        id: SequenceId,
+        prompt: Vec<u32>,
+        answer: &[u32],
+        see: &mut dyn FnMut(&[f32]),
+    ) -> Result<(), AnswerError> {
+        self.check_answer(prompt.len() + self.tokens(id).map_or(0, <[u32]>::len), answer)?;
+        self.extend(id, Request { end_tokens: EndTokens::Ignore, ..Request::greedy(prompt, answer.len()) })?;
+        self.force(id, answer);
+        for _ in answer {
+            see(&self.next_row(id, &mut |_| ())?);
+        }
+        Ok(())
+    }
+
+    /// Whether `answer` can be read after a prompt that ends at `prompt_end`.
+    fn check_answer(&self, prompt_end: usize, answer: &[u32]) -> Result<(), AnswerError> {
+        let (got, limit) = (prompt_end + answer.len(), self.context_len());
+        if answer.is_empty() {
+            return Err(AnswerError::Empty);
+        }
+        if got > limit {
+            return Err(AnswerError::TooLong { got, limit });
+        }
+        let limit = self.runner.vocab_size();
+        match answer.iter().find(|&&id| id as usize >= limit) {
+            Some(&got) => Err(AnswerError::TokenOutOfRange { got, limit }),
+            None => Ok(()),
+        }
+    }
+
+    fn force(&mut self, id: SequenceId, answer: &[u32]) {
         if let Some(sequence) = self.sequences.get_mut(&id) {
             sequence.turn.forced = Some(ForcedAnswer { tokens: answer.to_vec(), rows: VecDeque::new() });
         }
+    }
+
+    fn submit_forced(&mut self, request: Request, answer: &[u32]) -> Result<SequenceId, SubmitError> {
+        let id = self.submit(request)?;
+        self.force(id, answer);
         Ok(id)
     }
 

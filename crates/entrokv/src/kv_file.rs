@@ -79,19 +79,26 @@ pub struct LoadedSequence {
 /// [`SaveError::PolicyState`] for a policy that keeps what gates said of tokens or heads, sums over queries or over attention
 /// that looks both ways, what passes said of tokens, or keys as they were before they were turned.
 pub fn check_policy(policy: &dyn EvictionPolicy) -> Result<(), SaveError> {
+    match kept_between_turns(policy) {
+        Some(keeps) => Err(SaveError::PolicyState { policy: policy.to_string(), keeps }),
+        None => Ok(()),
+    }
+}
+
+/// What `policy` keeps of a sequence from turn to turn beside the cache, in words.
+pub(crate) fn kept_between_turns(policy: &dyn EvictionPolicy) -> Option<&'static str> {
     let needs = policy.needs();
-    let keeps = if needs.gate != GateTap::None {
-        "what its gates said"
+    if needs.gate != GateTap::None {
+        Some("what its gates said")
     } else if needs.queries != QueryTap::None {
-        "sums over queries"
+        Some("sums over queries")
     } else if needs.two_way != TwoWayTap::None {
-        "sums over attention"
+        Some("sums over attention")
     } else if needs.reconstruction.is_some() {
-        "what its passes said"
+        Some("what its passes said")
     } else if policy.rotation() == Rotation::Slot {
-        "keys of sinks"
+        Some("keys of sinks")
     } else {
-        return Ok(());
-    };
-    Err(SaveError::PolicyState { policy: policy.to_string(), keeps })
+        None
+    }
 }

@@ -35,6 +35,7 @@ pub mod gguf;
 pub mod kv_file;
 pub mod load;
 pub mod model;
+pub mod needle;
 mod output_norms;
 mod probe;
 #[cfg(feature = "pull")]
@@ -61,7 +62,10 @@ pub use entrokv_kernels::isa::Isa;
 
 pub use crate::chat_template::{ChatTemplate, Message, RenderOptions};
 pub use crate::config::ModelConfig;
-pub use crate::engine::{Completion, Engine, EngineOptions, KvBytes, KvReport, PassProgress, StepOutput, SubmitError};
+pub use crate::engine::{
+    Completion, Engine, EngineOptions, ForkError, KvBytes, KvReport, PageKindRefused, PassProgress, StepOutput,
+    SubmitError,
+};
 pub use crate::eviction::{EvictionReport, StepReads};
 pub use crate::forced_answer::{AnswerError, AnswerScore};
 pub use crate::gates::GatesError;

@@ -164,9 +164,9 @@ pub trait ModelRunner {
     fn key_ranges(&self, groups: &[KeyPages<'_>]) -> Vec<Vec<f32>>;
     /// Encodes pages of one KV group from their old places into their new ones; `constants` are its own.
     fn recode(&mut self, moves: &[PageMove], constants: Option<&KeyConstants>);
-    /// Moves tokens of one KV group together: that at place `kept[i]` of those in `pages`, counting through them, to place `i`.
-    /// All pages are plain, full, and of one kind.
-    fn compact(&mut self, pages: &[PagePlace], kept: &[u32]);
+    /// Moves tokens of one KV group together: that at place `kept[i]` of those in the pages `from`, counting through them, to place
+    /// `i` of those in `to`. All pages are plain, full, and of one kind.
+    fn compact(&mut self, from: &[PagePlace], to: &[PagePlace], kept: &[u32]);
     /// The gates `tap` of this model, read from `file`.
     ///
     /// # Errors
@@ -180,6 +180,15 @@ pub trait ModelRunner {
     fn page_bytes(&self, page: &PagePlace, len: usize, out: &mut Vec<u8>);
     /// Makes `bytes` those of a page, which is as long.
     fn set_page_bytes(&mut self, page: &PagePlace, bytes: &[u8]);
+    /// Copies pages into frames of their own.
+    fn copy_pages(&mut self, moves: &[PageMove]) {
+        let mut bytes = Vec::new();
+        for page in moves {
+            bytes.clear();
+            self.page_bytes(&page.from, page.len as usize, &mut bytes);
+            self.set_page_bytes(&page.to, &bytes);
+        }
+    }
     /// Gives whole OS pages of the byte store back; `ranges` hold no live frame.
     fn reclaim(&mut self, ranges: &[Range<u64>]);
 }
@@ -489,8 +498,8 @@ impl ModelRunner for Decoder {
         self.store.recode(&self.compute, moves, constants);
     }
 
-    fn compact(&mut self, pages: &[PagePlace], kept: &[u32]) {
-        self.store.compact(&self.compute, pages, kept);
+    fn compact(&mut self, from: &[PagePlace], to: &[PagePlace], kept: &[u32]) {
+        self.store.compact(&self.compute, from, to, kept);
     }
 
     fn load_gates(&self, tap: GateTap, file: Option<&Path>) -> Result<Gates, GatesError> {

@@ -129,7 +129,7 @@ mod tests {
                         let closed = cache.table(group).len() - usize::from(cache.open_page().is_some());
                         if cache.is_by_token(group) && random(&mut state).is_multiple_of(4) {
                             let kept: Vec<u32> = (0..16 * closed as u32 / 32 * 16).map(|token| 2 * token).collect();
-                            cache.compact(&mut pool, group, &kept, &mut |_, _| ()).unwrap();
+                            cache.compact(&mut pool, group, &kept, &mut |_, _, _| ()).unwrap();
                         }
                     }
                     6 => {

@@ -172,6 +172,8 @@ pub(crate) struct Turn {
     pub sampler: Sampler,
     /// Turns tokens into text and watches for stop strings.
     pub text: Option<TextStream>,
+    /// The text of the answer so far.
+    pub said: String,
     /// An answer that is given, where none is sampled.
     pub forced: Option<ForcedAnswer>,
     /// The cap, if there is one.
@@ -180,6 +182,8 @@ pub(crate) struct Turn {
     pub pass: Option<Pass>,
     /// Why the answer ended, while its cache is being compressed.
     pub resting: Option<FinishReason>,
+    /// Whether its policy kept more than the cache for the next turn, and the sequence, being a fork, has not got it.
+    pub left_behind: bool,
     /// Why the answer ended; `None` while it is under way.
     pub finished: Option<FinishReason>,
     /// Clock of this turn.
@@ -197,8 +201,10 @@ impl Turn {
             text: None,
             forced: None,
             eviction,
+            said: String::new(),
             pass: None,
             resting: None,
+            left_behind: false,
             finished: Some(FinishReason::Stop),
             timing: Timing::default(),
         }

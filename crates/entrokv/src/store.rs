@@ -154,12 +154,12 @@ impl Store {
         }
     }
 
-    /// Moves tokens of one KV group together: that at place `kept[i]` (ascending) of those in `pages`, counting through them, to
-    /// place `i`, in as many of these pages as that takes.
+    /// Moves tokens of one KV group together: that at place `kept[i]` (ascending) of those in the pages `from`, counting through
+    /// them, to place `i` of those in `to`, which are the first of these pages or take their place.
     ///
     /// # Panics
     /// If a page is not plain, or a place is not in the pages.
-    pub fn compact(&mut self, compute: &Compute, pages: &[PagePlace], kept: &[u32]) {
+    pub fn compact(&mut self, compute: &Compute, from: &[PagePlace], to: &[PagePlace], kept: &[u32]) {
         let (page_size, head_dim) = (self.page_size, self.head_dim);
         // Pages of tokens that are where they belong.
         let unmoved = kept.iter().zip(0..).take_while(|(from, to)| *from == to).count() / page_size;
@@ -169,12 +169,12 @@ impl Store {
         compute.threads.for_each_chunk(&mut moved, 2 * page_size * head_dim, |page, rows| {
             let rows = rows.chunks_exact_mut(2 * head_dim);
             for (row, &place) in rows.zip(&kept[page * page_size..]) {
-                let (from, slot) = (&pages[place as usize / page_size], place as usize % page_size);
+                let (from, slot) = (&from[place as usize / page_size], place as usize % page_size);
                 let (k, v) = row.split_at_mut(head_dim);
                 self.layout(from.kind).read_token(self.arena.bytes(from.range.clone()), slot, None, k, v);
             }
         });
-        let into = &pages[unmoved..][..kept.len().div_ceil(page_size)];
+        let into = &to[unmoved..][..kept.len().div_ceil(page_size)];
         let ranges: Vec<Range<u64>> = into.iter().map(|page| page.range.clone()).collect();
         let layouts: Vec<PageLayout> = into.iter().map(|page| self.layout(page.kind)).collect();
         self.arena.for_each_range(&compute.threads, &ranges, |page, frame| {

@@ -14,10 +14,9 @@
 
 use std::collections::BTreeMap;
 
-use entrokv_cache::{KvCache, KvGroup, PagePlace};
-use entrokv_kernels::codes::KeyConstants;
+use entrokv_cache::{KvCache, KvGroup, PagePlace, PagePool, PoolExhausted, ResidentPage};
 
-use crate::model::ModelRunner;
+use crate::eviction::Held;
 
 /// First keys of a page, to be rotated further than they were when they were cached.
 #[derive(Clone, Debug)]
@@ -31,13 +30,13 @@ pub struct TurnedPage {
 }
 
 /// The sinks of one sequence, once they have been turned.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct TurnedSinks {
     groups: BTreeMap<KvGroup, FirstKeys>,
 }
 
 /// The first tokens of a KV group.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct FirstKeys {
     /// As cached, `[tokens, head_dim]`, from position 0 on.
     keys: Vec<f32>,
@@ -47,18 +46,23 @@ struct FirstKeys {
 
 impl TurnedSinks {
     /// Turns the first tokens of every KV group of global layers, up to the end of the page of the last of `sink_tokens`, by as
-    /// many positions as the group has given up; `constants` are those of the cache's codes, or none.
+    /// many positions as the group has given up; `held.constants` are those of the cache's codes, or none.
+    ///
+    /// # Errors
+    /// [`PoolExhausted`] if forks share the pages of these tokens and there is no room for pages of the sequence's own: groups
+    /// that were not reached keep their keys as they were.
     pub(crate) fn follow(
         &mut self,
-        cache: &KvCache,
+        held: Held<'_>,
+        pool: &mut PagePool,
         sink_tokens: usize,
-        constants: &[Option<KeyConstants>],
-        runner: &mut dyn ModelRunner,
-    ) {
-        let (page_size, head_dim) = (cache.shape().page_size, cache.shape().head_dim);
+    ) -> Result<(), PoolExhausted> {
+        let Held { cache, constants, runner } = held;
+        let shape = cache.shape().clone();
+        let (page_size, head_dim) = (shape.page_size, shape.head_dim);
         // Of one layer at a time, and only where something is turned for the first time.
         let mut vectors = (u32::MAX, Vec::new());
-        for group in cache.shape().global_groups() {
+        for group in shape.global_groups() {
             let num_evicted = (cache.logical_len() - cache.resident_tokens(group)) as u32;
             if num_evicted == self.groups.get(&group).map_or(0, |first| first.num_evicted) {
                 continue;
@@ -70,9 +74,12 @@ impl TurnedSinks {
                 let run = first_run(cache, group, sink_tokens.next_multiple_of(page_size));
                 FirstKeys { keys: vectors.1[group.kv_head as usize].keys[..run * head_dim].to_vec(), num_evicted: 0 }
             });
+            let num_pages = first.num_pages(cache, group);
+            cache.own_pages(pool, group, num_pages, &mut |moves| runner.copy_pages(moves))?;
             first.num_evicted = num_evicted;
             runner.turn_keys(&first.turned(cache, group));
         }
+        Ok(())
     }
 
     /// Whether nothing has been turned.
@@ -88,6 +95,14 @@ impl TurnedSinks {
 }
 
 impl FirstKeys {
+    /// How many pages of `group` begin with one of these tokens.
+    fn num_pages(&self, cache: &KvCache, group: KvGroup) -> usize {
+        let (page_size, head_dim) = (cache.shape().page_size, cache.shape().head_dim);
+        let num_known = (self.keys.len() / head_dim) as u32;
+        let is_known = |page: &&ResidentPage| page.positions(page_size).next().is_some_and(|at| at < num_known);
+        cache.table(group).iter().take_while(is_known).count()
+    }
+
     /// The pages of `group` that begin with one of these tokens, and how far they are turned now.
     fn turned(&self, cache: &KvCache, group: KvGroup) -> Vec<TurnedPage> {
         let (page_size, head_dim) = (cache.shape().page_size, cache.shape().head_dim);

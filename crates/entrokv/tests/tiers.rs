@@ -215,6 +215,11 @@ fn what_tiers_cannot_do_is_said() {
         assert_eq!(refused("f16", policy), format!("{policy} {why}"));
     }
     let mut model = open(&gguf, &options());
+    let id = model.engine.submit(request(9, 300, 1, "20%", "snapkv:tiers=tq4")).unwrap();
+    model.engine.finish(id, &mut |_| ()).unwrap();
+    let error = model.engine.extend(id, request(10, 50, 1, "20%", "snapkv")).unwrap_err().to_string();
+    assert_eq!(error, "the cache is stored in tiers, and snapkv has none: name some, as in tiers=tq4");
+    let mut model = open(&gguf, &options());
     let id = model.engine.submit(Request { eviction: None, ..request(9, 100, 1, "20%", "snapkv") }).unwrap();
     model.engine.finish(id, &mut |_| ()).unwrap();
     let error = model.engine.extend(id, request(10, 50, 1, "20%", "snapkv:tiers=tq4")).unwrap_err().to_string();

@@ -19,7 +19,8 @@ pub enum PageFate {
     Free,
 }
 
-/// A page on its way to another kind: whoever keeps the bytes encodes those of one place into the other.
+/// A page on its way to another kind or into a frame of its own: whoever keeps the bytes encodes or copies those of one place
+/// into the other.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PageMove {
     /// Which page of its KV group it is.
@@ -40,6 +41,10 @@ pub struct PagePlace {
     /// Bytes of the frame.
     pub range: Range<u64>,
 }
+
+/// Moves tokens of one KV group together: those at the places given last, ascending and counted through the pages given first,
+/// to the places from 0 on, counted through the pages given second. A page of both may lie in a frame of both.
+pub type MoveTokens<'a> = dyn FnMut(&[PagePlace], &[PagePlace], &[u32]) + 'a;
 
 /// What applying fates did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -252,7 +252,7 @@ mod tests {
         cache.slide_windows(&mut pool);
         let kept: Vec<u32> = (0..len as u32 / 16 * 16).step_by(every).collect();
         let whole_pages = &kept[..kept.len() / 16 * 16];
-        cache.compact(&mut pool, KvGroup { layer: 0, kv_head: 0 }, whole_pages, &mut |_, _| ()).unwrap();
+        cache.compact(&mut pool, KvGroup { layer: 0, kv_head: 0 }, whole_pages, &mut |_, _, _| ()).unwrap();
         for (group, shift) in shape().global_groups().zip([0, 1]) {
             let fate = |(page, record): (usize, &ResidentPage)| match fates[(page + shift) % fates.len()] {
                 _ if record.len < 16 => PageFate::Keep,

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::kv_cache::fate::{Applied, FateError, PageFate, PageMove, PagePlace};
+use crate::kv_cache::fate::{Applied, FateError, MoveTokens, PageFate, PageMove, PagePlace};
 use crate::kv_cache::footprint::KindFootprint;
 use crate::kv_cache::restore::PageRecord;
 use crate::page::PageIndex;
@@ -81,6 +81,17 @@ impl ResidentPage {
     /// What there is to know of it beside its bytes.
     pub fn record(&self) -> PageRecord {
         PageRecord { index: self.index, kind: self.kind, len: self.len, positions: self.positions.clone() }
+    }
+
+    /// The copy of its first `len` tokens into `frame`.
+    fn copied_to(&self, frame: &Frame, len: u32) -> PageMove {
+        let place = |range| PagePlace { kind: self.kind, range };
+        PageMove { page: self.index, len, from: place(self.range()), to: place(frame.range()) }
+    }
+
+    /// Whether a token could be written to it without anybody else seeing that.
+    pub(super) fn is_owned(&self, pool: &PagePool) -> bool {
+        !pool.is_shared(&self.frame)
     }
 
     /// Bytes it takes beside its entry in the table.
@@ -202,6 +213,80 @@ impl Table {
         self.pages.push(page);
     }
 
+    /// Takes pages that hold the tokens before position `len` of `other`: full ones as frames they share, the one that a next
+    /// token goes into in a frame of its own, which `moves` then names.
+    pub(super) fn fork(
+        &mut self,
+        other: &Self,
+        pool: &mut PagePool,
+        shape: &CacheShape,
+        len: usize,
+        moves: &mut Vec<PageMove>,
+    ) -> Result<(), PoolExhausted> {
+        for page in &other.pages {
+            let filled = len.saturating_sub(page.first_position(shape.page_size) as usize).min(page.len as usize);
+            if filled == 0 {
+                break;
+            }
+            let frame = if filled == shape.page_size {
+                pool.share(&page.frame)
+            } else {
+                let frame = pool.allocate(page.frame.bytes())?;
+                moves.push(page.copied_to(&frame, filled as u32));
+                frame
+            };
+            self.push(&PageRecord { len: filled as u32, ..page.record() }, frame);
+            if let Some(own) = self.pages.last_mut() {
+                own.settled = page.settled;
+            }
+        }
+        self.is_packed = other.is_packed;
+        Ok(())
+    }
+
+    /// Gives the first `num_pages` pages frames of their own where others own theirs, too, after `copy` has filled those.
+    pub(super) fn own(
+        &mut self,
+        pool: &mut PagePool,
+        num_pages: usize,
+        copy: &mut dyn FnMut(&[PageMove]),
+    ) -> Result<(), PoolExhausted> {
+        let frames = self.fresh_frames(pool, 0..num_pages.min(self.pages.len()))?;
+        let Some(&(first, _)) = frames.first() else { return Ok(()) };
+        let moves: Vec<PageMove> =
+            frames.iter().map(|(place, frame)| self.pages[*place].copied_to(frame, self.pages[*place].len)).collect();
+        copy(&moves);
+        self.change(first);
+        self.replace_frames(pool, frames);
+        Ok(())
+    }
+
+    /// New frames for those pages at `places` whose bytes others own, too: all of them or none.
+    fn fresh_frames(&self, pool: &mut PagePool, places: Range<usize>) -> Result<Vec<(usize, Frame)>, PoolExhausted> {
+        let mut frames = Vec::new();
+        for place in places {
+            let frame = &self.pages[place].frame;
+            if !pool.is_shared(frame) {
+                continue;
+            }
+            match pool.allocate(frame.bytes()) {
+                Ok(frame) => frames.push((place, frame)),
+                Err(error) => {
+                    frames.into_iter().for_each(|(_, frame)| pool.release(frame));
+                    return Err(error);
+                }
+            }
+        }
+        Ok(frames)
+    }
+
+    /// Puts pages into frames as large as theirs, which go back to the pool.
+    fn replace_frames(&mut self, pool: &mut PagePool, frames: Vec<(usize, Frame)>) {
+        for (place, frame) in frames {
+            pool.release(std::mem::replace(&mut self.pages[place].frame, frame));
+        }
+    }
+
     /// Drops the tokens from position `len` on, and the pages that are empty then.
     pub(super) fn truncate(&mut self, pool: &mut PagePool, len: usize, page_size: usize) {
         self.retain(pool, |_, page| (page.first_position(page_size) as usize) < len);
@@ -285,21 +370,28 @@ impl Table {
     /// Keeps the tokens at the places `kept` of those of the pages at `range`, which are full, moved together in this order into
     /// as few of these pages as hold them; frees the other ones. The tokens of other pages stay where they are.
     ///
-    /// `move_tokens` is given the places of the pages, and of the tokens.
+    /// `move_tokens` is given the places of the pages before and after, and of the tokens. Pages that get other tokens and whose
+    /// bytes others own, too, move to new frames, all of which are taken first.
     pub(super) fn compact(
         &mut self,
         pool: &mut PagePool,
         page_size: usize,
         range: Range<usize>,
         kept: &[u32],
-        move_tokens: &mut dyn FnMut(&[PagePlace], &[u32]),
-    ) -> Applied {
-        let pages = &self.pages[range.clone()];
-        let places: Vec<PagePlace> =
-            pages.iter().map(|page| PagePlace { kind: page.kind, range: page.range() }).collect();
-        move_tokens(&places, kept);
-        let positions: Vec<u32> = pages.iter().flat_map(|page| page.positions(page_size)).collect();
+        move_tokens: &mut MoveTokens<'_>,
+    ) -> Result<Applied, PoolExhausted> {
         let num_left = kept.len() / page_size;
+        let num_unmoved = kept.iter().zip(0..).take_while(|(from, to)| *from == to).count() / page_size;
+        let (first_moved, num_kept) = (range.start + num_unmoved, range.start + num_left);
+        let frames = self.fresh_frames(pool, first_moved..num_kept)?;
+        let pages = &self.pages[range.clone()];
+        let from: Vec<PagePlace> =
+            pages.iter().map(|page| PagePlace { kind: page.kind, range: page.range() }).collect();
+        let mut to = from[..num_left].to_vec();
+        frames.iter().for_each(|(place, frame)| to[place - range.start].range = frame.range());
+        move_tokens(&from, &to, kept);
+        let positions: Vec<u32> = pages.iter().flat_map(|page| page.positions(page_size)).collect();
+        self.replace_frames(pool, frames);
         self.is_packed |= !kept.is_sorted();
         for (page, kept) in self.pages[range.clone()].iter_mut().zip(kept.chunks_exact(page_size)) {
             let own: Vec<u32> = kept.iter().map(|&place| positions[place as usize]).collect();
@@ -309,17 +401,14 @@ impl Table {
             page.positions = (!unmoved).then(|| own.into_boxed_slice());
             self.position_bytes += page.heap_bytes();
         }
-        let num_unmoved = kept.iter().zip(0..).take_while(|(from, to)| *from == to).count() / page_size;
-        let num_kept = range.start + num_left;
         let applied = self.retain(pool, |place, _| place < num_kept || place >= range.end);
         // One change, from the first page that has other tokens.
-        let first_moved = range.start + num_unmoved;
         if applied.pages_freed > 0 {
             self.first_changed = self.first_changed.min(first_moved);
         } else if num_unmoved < num_left {
             self.change(first_moved);
         }
-        applied
+        Ok(applied)
     }
 
     /// Settles the first pages with these scores.

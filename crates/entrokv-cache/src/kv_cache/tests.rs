@@ -143,7 +143,7 @@ fn evicted_pages_never_come_back() {
 }
 
 /// For caches whose bytes nobody keeps.
-fn no_bytes(_pages: &[PagePlace], _kept: &[u32]) {}
+fn no_bytes(_from: &[PagePlace], _to: &[PagePlace], _kept: &[u32]) {}
 
 fn positions(cache: &KvCache, group: KvGroup) -> Vec<u32> {
     cache.table(group).iter().flat_map(|page| page.positions(4)).collect()
@@ -155,7 +155,8 @@ fn tokens_that_stay_move_together() {
     let mut moved = Vec::new();
     let kept = [0, 1, 2, 3, 5, 6, 11, 15];
     let applied = cache
-        .compact(&mut pool, GLOBAL, &kept, &mut |pages, kept| {
+        .compact(&mut pool, GLOBAL, &kept, &mut |pages, to, kept| {
+            assert_eq!(to, &pages[..2]);
             moved.push((pages.iter().map(|page| page.range.clone()).collect::<Vec<_>>(), kept.to_vec()));
         })
         .unwrap();
@@ -190,7 +191,7 @@ fn packed_tokens_stand_where_they_were_put() {
     assert!(!cache.is_packed(GLOBAL));
     let order = [0, 13, 7, 2, 15, 1, 4, 9];
     cache
-        .compact(&mut pool, GLOBAL, &order, &mut |pages, kept| {
+        .compact(&mut pool, GLOBAL, &order, &mut |pages, _, kept| {
             assert_eq!((pages.len(), kept), (4, &order[..]));
         })
         .unwrap();
@@ -227,7 +228,7 @@ fn settled_pages_do_not_move() {
     let ranges: Vec<_> = cache.table(GLOBAL).iter().map(ResidentPage::range).collect();
     // Places are those of the pages after them: tokens 8 to 15.
     cache
-        .compact(&mut pool, GLOBAL, &[7, 0, 3, 4], &mut |pages, _| {
+        .compact(&mut pool, GLOBAL, &[7, 0, 3, 4], &mut |pages, _, _| {
             assert_eq!(pages.iter().map(|page| page.range.clone()).collect::<Vec<_>>(), ranges[2..4]);
         })
         .unwrap();
@@ -245,7 +246,7 @@ fn a_refused_compaction_changes_nothing() {
     let (mut pool, mut cache) = grown(100, 18);
     let (before, used) = (seen(&cache), pool.used_bytes());
     let refused = |cache: &mut KvCache, pool: &mut PagePool, group, kept: &[u32]| {
-        cache.compact(pool, group, kept, &mut |_, _| unreachable!("refused")).unwrap_err().to_string()
+        cache.compact(pool, group, kept, &mut |_, _, _| unreachable!("refused")).unwrap_err().to_string()
     };
     for kept in [&[0, 1, 2][..], &[0, 1, 1, 2], &[3, 2, 1, 3], &[0, 1, 2, 16], &[0, 1, 2, u32::MAX]] {
         let error = refused(&mut cache, &mut pool, GLOBAL, kept);
@@ -294,7 +295,7 @@ proptest! {
                 let chosen: Vec<u32> = (0..4 * num_pages as u32).filter(|token| mask >> (token % 64) & 1 == 1).collect();
                 let kept = chosen[..chosen.len() / 4 * 4].to_vec();
                 let closed = 4 * num_pages;
-                cache.compact(&mut pool, GLOBAL, &kept, &mut |pages, kept| {
+                cache.compact(&mut pool, GLOBAL, &kept, &mut |pages, _, kept| {
                     let at = |place: usize| (pages[place / 4].range.start, place % 4);
                     for (to, &from) in kept.iter().enumerate() {
                         let token = bytes[&at(from as usize)];

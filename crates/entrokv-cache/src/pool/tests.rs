@@ -7,7 +7,13 @@ const SIZES: [u64; 10] = [32, 96, 576, 832, 1088, 2176, 4096, 8192, 12_345, 16_3
 
 /// What every state of a pool must satisfy, given the frames that are live.
 fn check(pool: &PagePool, live: &[Frame]) {
-    let used: u64 = live.iter().map(Frame::bytes).sum();
+    let mut owned: Vec<_> = live.iter().map(Frame::range).collect();
+    owned.sort_unstable_by_key(|range| range.start);
+    let more = owned.chunk_by(|a, b| a.start == b.start).filter(|owners| owners.len() > 1);
+    let more: BTreeMap<u64, u32> = more.map(|owners| (owners[0].start, owners.len() as u32 - 1)).collect();
+    assert_eq!(pool.more_owners, more);
+    owned.dedup();
+    let used: u64 = owned.iter().map(|range| range.end - range.start).sum();
     assert_eq!(pool.used_bytes(), used);
     assert_eq!(pool.used_bytes() + pool.free_bytes() + pool.stranded_bytes(), pool.capacity_bytes());
 
@@ -19,10 +25,8 @@ fn check(pool: &PagePool, live: &[Frame]) {
     }
     assert_eq!((class_used, class_stranded), (pool.used_bytes(), pool.stranded_bytes()));
 
-    let mut ranges: Vec<_> = live.iter().map(Frame::range).collect();
-    ranges.sort_unstable_by_key(|range| range.start);
-    assert!(ranges.windows(2).all(|pair| pair[0].end <= pair[1].start), "two frames overlap");
-    assert!(ranges.last().is_none_or(|range| range.end <= pool.capacity_bytes()));
+    assert!(owned.windows(2).all(|pair| pair[0].end <= pair[1].start), "two frames overlap");
+    assert!(owned.last().is_none_or(|range| range.end <= pool.capacity_bytes()));
 
     // The free list is what the slabs leave over, in pieces that do not touch.
     assert_eq!(pool.free.values().sum::<u64>(), pool.free_bytes());
@@ -158,6 +162,33 @@ fn a_dropped_frame_is_a_bug() {
 }
 
 #[test]
+fn a_shared_frame_is_free_when_its_last_owner_has_released_it() {
+    let mut pool = PagePool::new(1 << 20);
+    let frame = pool.allocate(4096).unwrap();
+    let (second, third) = (pool.share(&frame), pool.share(&frame));
+    assert_eq!((second.range(), pool.used_bytes()), (frame.range(), 4096));
+    let other = pool.allocate(4096).unwrap();
+    assert_ne!(other.offset(), frame.offset());
+    // The first owner is like any other.
+    pool.release(frame);
+    pool.release(third);
+    assert!(!pool.is_shared(&second));
+    assert_eq!((pool.used_bytes(), pool.reclaim(1)), (8192, Vec::new()));
+    pool.release(second);
+    assert_eq!((pool.used_bytes(), pool.reclaim(4096)), (4096, whole(0..4096)));
+    pool.release(other);
+    check(&pool, &[]);
+}
+
+#[test]
+#[should_panic(expected = "the frame is one of this pool")]
+fn a_frame_of_another_pool_is_not_shared() {
+    let mut pool = PagePool::new(1 << 16);
+    let foreign = PagePool::new(1 << 16).allocate(64).unwrap();
+    let _ = pool.share(&foreign);
+}
+
+#[test]
 fn reclaim_returns_what_became_free_and_nothing_else() {
     let mut pool = PagePool::new(10 * 4096 + 1024);
     // Two frames share a granule.
@@ -191,6 +222,7 @@ fn reclaim_returns_what_became_free_and_nothing_else() {
 enum Step {
     Allocate { size: usize, count: u64 },
     Release { seed: usize, count: usize },
+    Share { seed: usize, count: usize },
     Reclaim,
 }
 
@@ -198,6 +230,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         4 => (0..SIZES.len(), 1_u64..40).prop_map(|(size, count)| Step::Allocate { size, count }),
         4 => (any::<usize>(), 1_usize..40).prop_map(|(seed, count)| Step::Release { seed, count }),
+        1 => (any::<usize>(), 1_usize..10).prop_map(|(seed, count)| Step::Share { seed, count }),
         1 => Just(Step::Reclaim),
     ];
     prop::collection::vec(step, 1..120)
@@ -235,6 +268,12 @@ fn run(capacity: u64, sizes: &[u64], steps: &[Step]) -> Vec<u64> {
                 for nth in 0..count.min(live.len()) {
                     let place = seed.wrapping_add(nth.wrapping_mul(31)) % live.len();
                     pool.release(live.swap_remove(place));
+                }
+            }
+            Step::Share { seed, count } => {
+                for nth in 0..count.min(live.len()) {
+                    let place = seed.wrapping_add(nth.wrapping_mul(31)) % live.len();
+                    live.push(pool.share(&live[place]));
                 }
             }
             Step::Reclaim => {
@@ -305,7 +344,7 @@ proptest! {
                         pool.release(live.swap_remove(place));
                     }
                 }
-                Step::Reclaim => drop(pool.reclaim(4096)),
+                Step::Share { .. } | Step::Reclaim => drop(pool.reclaim(4096)),
             }
         }
         release_all(&mut pool, live);

@@ -2,8 +2,8 @@
 
 use crate::program::Bench;
 
-const COMMANDS: [&str; 9] =
-    ["pull", "inspect", "demo", "generate", "chat", "tokenize", "perplexity", "bench", "completions"];
+const COMMANDS: [&str; 10] =
+    ["pull", "inspect", "demo", "generate", "chat", "tokenize", "perplexity", "needle", "bench", "completions"];
 
 #[test]
 fn every_command_has_help_with_an_example() {

@@ -12,6 +12,7 @@ mod help;
 mod interrupts;
 mod json_shapes;
 mod kv_files;
+mod needle;
 mod program;
 mod prompts;
 #[cfg(unix)]

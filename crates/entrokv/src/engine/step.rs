@@ -25,7 +25,7 @@ impl Engine {
         let start = Instant::now();
         let mut outputs = Vec::new();
         let work = self.schedule();
-        self.make_room(&work);
+        let work = self.make_room(work, &mut outputs);
         let work = self.grow(work, &mut outputs);
         if work.is_empty() {
             return Ok(outputs);
@@ -61,23 +61,20 @@ impl Engine {
         work
     }
 
-    /// Evicts ahead of answers that are about to open a page, so that no step ends over its budget.
-    fn make_room(&mut self, work: &[Work]) {
-        for Work { id, .. } in work {
-            let Some(sequence) = self.sequences.get_mut(id) else { continue };
-            if !sequence.is_answering() {
-                continue;
+    /// Evicts ahead of answers that are about to open a page, so that no step ends over its budget; what cannot fails.
+    fn make_room(&mut self, mut work: Vec<Work>, outputs: &mut Vec<StepOutput>) -> Vec<Work> {
+        work.retain(|Work { id, .. }| {
+            let Some(sequence) = self.sequences.get_mut(id).filter(|sequence| sequence.is_answering()) else {
+                return true;
+            };
+            let made = sequence.make_room(&mut self.pool, self.runner.as_mut());
+            if let Err(error) = &made {
+                sequence.turn.finished = Some(FinishReason::Failed(error.to_string()));
+                outputs.push(sequence.output(*id, None, String::new()));
             }
-            if let Some(eviction) = &mut sequence.turn.eviction {
-                let start = Instant::now();
-                let constants = sequence.coding.as_ref().map_or(&[][..], Coding::constants);
-                let runner = self.runner.as_mut();
-                let held = Held { cache: &mut sequence.cache, constants, runner };
-                eviction.make_room(held, &mut self.pool, sequence.computed);
-                sequence.turn_sinks(self.runner.as_mut());
-                sequence.turn.timing.evict += start.elapsed();
-            }
-        }
+            made.is_ok()
+        });
+        work
     }
 
     /// Grows the caches for `work`; what the pool cannot hold waits while others run, and fails when nobody does.
@@ -307,12 +304,13 @@ impl Sequence {
         if turn.eviction.as_ref().is_some_and(Eviction::waits) {
             return Ok(());
         }
+        let mut evicted = Ok(());
         if let (Some(eviction), Ended::Prompt) = (&mut turn.eviction, ended) {
             let start = Instant::now();
             let constants = coding.as_ref().map_or(&[][..], Coding::constants);
-            eviction.end_prompt(Held { cache, constants, runner }, pool, cost, turn.prompt_end)?;
-            if let Some(sinks) = eviction.sinks_to_turn() {
-                turned_sinks.follow(cache, sinks, constants, runner);
+            evicted = eviction.end_prompt(Held { cache, constants, runner }, pool, cost, turn.prompt_end);
+            if let (Ok(()), Some(sinks)) = (&evicted, eviction.sinks_to_turn()) {
+                evicted = turned_sinks.follow(Held { cache, constants, runner }, pool, sinks);
             }
             turn.timing.evict += start.elapsed();
         }
@@ -329,15 +327,22 @@ impl Sequence {
                 (_, Taken::No) => {}
             }
         }
-        encoded
+        evicted.and(encoded)
     }
 
-    /// Turns the sinks after the newest tokens, where the policy rotates by slot.
-    fn turn_sinks(&mut self, runner: &mut dyn ModelRunner) {
-        if let Some(sinks) = self.turn.eviction.as_ref().and_then(Eviction::sinks_to_turn) {
-            let constants = self.coding.as_ref().map_or(&[][..], Coding::constants);
-            self.turned_sinks.follow(&self.cache, sinks, constants, runner);
-        }
+    /// Evicts where the next token opens a page beyond the budget, and turns the sinks after the newest tokens, where the policy
+    /// rotates by slot.
+    fn make_room(&mut self, pool: &mut PagePool, runner: &mut dyn ModelRunner) -> Result<(), PoolExhausted> {
+        let Self { computed, cache, coding, turn, turned_sinks, .. } = self;
+        let Some(eviction) = &mut turn.eviction else { return Ok(()) };
+        let start = Instant::now();
+        let constants = coding.as_ref().map_or(&[][..], Coding::constants);
+        let made = eviction.make_room(Held { cache, constants, runner }, pool, *computed).and_then(|()| {
+            let Some(sinks) = eviction.sinks_to_turn() else { return Ok(()) };
+            turned_sinks.follow(Held { cache, constants, runner }, pool, sinks)
+        });
+        turn.timing.evict += start.elapsed();
+        made
     }
 
     /// Whether a budget caps the cache now.
@@ -386,6 +391,7 @@ impl Sequence {
         if turn.finished.is_some() && held_back {
             text.push_str(&turn.text.as_mut().map(TextStream::finish).unwrap_or_default());
         }
+        turn.said.push_str(&text);
         self.output(id, Some(token), text)
     }
 

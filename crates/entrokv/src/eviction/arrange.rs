@@ -80,7 +80,7 @@ impl Eviction {
         };
         // What goes is freed everywhere before anything needs new frames.
         for (plan, kinds) in plans.iter().zip(&kinds) {
-            self.release(held, pool, plan, kinds);
+            self.release(held, pool, plan, kinds)?;
         }
         let mut alone = 0.0;
         for (index, (plan, kinds)) in plans.iter().zip(&kinds).enumerate() {
@@ -149,7 +149,16 @@ impl Eviction {
     }
 
     /// Frees the pages that have no kind, after the tokens of those that are packed have moved.
-    fn release(&mut self, held: &mut Held<'_>, pool: &mut PagePool, plan: &GroupPlan, kinds: &[Option<PageKind>]) {
+    ///
+    /// # Errors
+    /// [`PoolExhausted`] if tokens are to move that forks share, and there is no room for pages of the sequence's own.
+    fn release(
+        &mut self,
+        held: &mut Held<'_>,
+        pool: &mut PagePool,
+        plan: &GroupPlan,
+        kinds: &[Option<PageKind>],
+    ) -> Result<(), PoolExhausted> {
         let Held { cache, runner, .. } = held;
         let (settled, new) = kinds.split_at(plan.num_settled);
         let mut pages_freed = 0;
@@ -160,15 +169,18 @@ impl Eviction {
         } else {
             // A group's pages fall in score, so that those which stay are its first ones.
             let kept = &plan.order[..new.iter().flatten().count() * self.shape.page_size];
-            let mut move_tokens = |pages: &[PagePlace], kept: &[u32]| runner.compact(pages, kept);
-            let applied =
-                cache.compact(pool, plan.group, kept, &mut move_tokens).expect("whole pages of plain tokens stay");
-            pages_freed += applied.pages_freed;
+            let mut move_tokens = |from: &[PagePlace], to: &[PagePlace], kept: &[u32]| runner.compact(from, to, kept);
+            match cache.compact(pool, plan.group, kept, &mut move_tokens) {
+                Ok(applied) => pages_freed += applied.pages_freed,
+                Err(FateError::Pool(error)) => return Err(error),
+                Err(error) => unreachable!("whole pages of plain tokens stay: {error}"),
+            }
             fates.extend(settled.iter().map(fate));
         }
         fates.resize(cache.table(plan.group).len(), PageFate::Keep);
         let applied = cache.apply(pool, plan.group, &fates, &mut |_| ()).expect("closed pages can go");
         self.report.pages_evicted += pages_freed + applied.pages_freed;
+        Ok(())
     }
 
     /// Stores the pages that have stayed as the kinds they are to be of, and settles them.

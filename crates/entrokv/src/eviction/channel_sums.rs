@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use entrokv_cache::{CacheShape, KeyChannels, KvGroup, LayerKind, PagePlace, channel_scores};
+use entrokv_cache::{CacheShape, KeyChannels, KvGroup, LayerKind, PagePlace, PagePool, PoolExhausted, channel_scores};
 
 use super::{Held, LayerRows};
 
@@ -45,7 +45,16 @@ impl ChannelSums {
     }
 
     /// Clears the channels that go in what `held` has of all groups at the end of a prompt of `prompt_tokens`, and begins anew.
-    pub(super) fn clear(&mut self, held: &mut Held<'_>, prompt_tokens: usize) {
+    ///
+    /// # Errors
+    /// [`PoolExhausted`] if forks share the pages to be written and there is no room for pages of the sequence's own: groups that
+    /// were not reached keep their channels.
+    pub(super) fn clear(
+        &mut self,
+        held: &mut Held<'_>,
+        pool: &mut PagePool,
+        prompt_tokens: usize,
+    ) -> Result<(), PoolExhausted> {
         let CacheShape { group_size, head_dim, page_size, .. } = *self.shape;
         let end = prompt_tokens.saturating_sub(self.channels.recent);
         for (layer, sums) in self.layers.iter_mut().enumerate() {
@@ -61,8 +70,13 @@ impl ChannelSums {
                 for key in vectors.keys.chunks_exact_mut(head_dim) {
                     dropped.iter().for_each(|&channel| key[channel] = 0.0);
                 }
+                let group = KvGroup { layer, kv_head: kv_head as u32 };
+                let table = held.cache.table(group);
+                let written = table.iter().take_while(|page| (page.first_position(page_size) as usize) < end).count();
+                let runner = &mut *held.runner;
+                held.cache.own_pages(pool, group, written, &mut |moves| runner.copy_pages(moves))?;
                 let mut keys = vectors.keys.as_slice();
-                for page in held.cache.table(KvGroup { layer, kv_head: kv_head as u32 }) {
+                for page in held.cache.table(group) {
                     let (of_page, rest) = keys.split_at(page.len as usize * head_dim);
                     keys = rest;
                     let len = end.saturating_sub(page.first_position(page_size) as usize).min(page.len as usize);
@@ -71,6 +85,7 @@ impl ChannelSums {
                 }
             }
         }
+        Ok(())
     }
 
     /// Bytes of the sums.

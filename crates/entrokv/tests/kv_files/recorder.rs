@@ -89,8 +89,8 @@ impl ModelRunner for Recorder {
         self.decoder.recode(moves, constants);
     }
 
-    fn compact(&mut self, pages: &[PagePlace], kept: &[u32]) {
-        self.decoder.compact(pages, kept);
+    fn compact(&mut self, from: &[PagePlace], to: &[PagePlace], kept: &[u32]) {
+        self.decoder.compact(from, to, kept);
     }
 
     fn write_keys(&mut self, page: &PagePlace, keys: &[f32]) {
