@@ -80,7 +80,7 @@ pub struct ResolvedBudget {
 
 impl Budget {
     /// What the budget comes to once a prompt of `prompt_tokens` has been read into pages that weigh `cost`: a
-    /// [`PageKind`](crate::PageKind) where all are alike.
+    /// [`PageKind`] where all are alike.
     ///
     /// For fractions `k = floor(rho T)` tokens and `max(smallest, floor(k / B))` pages (specification, sections 2 and
     /// 10); 100 % and more is unlimited. For a part evicted `k` is [`Ratio::rest_of`] `T`. Bytes are divided among groups, rounding down, and then come to as many pages as

@@ -14,7 +14,7 @@ fn rows_are_recipes_at_budgets() {
     let words =
         [&SMALL[..], &["--recipes", "f16;snapkv:window=8;f16/knorm", "--budgets", "30%,15%", "--json"]].concat();
     let json = bench.run_model("needle", &words, "").json();
-    assert_eq!(json["model"], "tiny llama");
+    assert_eq!(json["model"], "tiny llama, seed 1");
     let rows = json["rows"].as_array().unwrap();
     let names: Vec<(&str, Option<&str>)> =
         rows.iter().map(|row| (row["recipe"].as_str().unwrap(), row["budget"].as_str())).collect();
@@ -53,7 +53,10 @@ fn the_table_has_a_line_a_row() {
     let words = ["--cases", text(&path), "--recipes", "f16", "--recipes", "full", "--kl-texts", "0"];
     let table = bench.run_model("needle", &words, "").success();
     let lines: Vec<&str> = table.lines().collect();
-    assert_eq!(lines[0], "tiny llama: the full cache answers 0 of 1 questions, and 0 of 0 about a context's end");
+    assert_eq!(
+        lines[0],
+        "tiny llama, seed 1: the full cache answers 0 of 1 questions, and 0 of 0 about a context's end"
+    );
     assert!(lines[2].starts_with("recipe") && lines[3].starts_with("full ") && lines[4].starts_with("f16 "), "{table}");
     assert_eq!(lines.len(), 5, "{table}");
     assert!(lines[3].contains("100.0 %"), "{table}");
