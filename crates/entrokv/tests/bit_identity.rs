@@ -8,13 +8,9 @@ use std::sync::Arc;
 
 use entrokv::gguf::Gguf;
 use entrokv::{EndTokens, EvictionOptions, Isa, Model, ModelOptions, PageKind, Request, parse_policy};
-use support::{Bench, bits, count, fixtures, options, random_tokens, vector_isas};
+use support::{Bench, bits, count, gguf, options, random_tokens, vector_isas};
 
 const ARCHITECTURES: [&str; 4] = ["llama-tied", "qwen2-untied", "qwen3-tied", "gemma3"];
-
-fn gguf(name: &str) -> Gguf {
-    Gguf::open(&fixtures().join("architectures").join(format!("{name}.gguf"))).unwrap()
-}
 
 fn logits(gguf: &Gguf, options: &ModelOptions, chunk: usize) -> Vec<Vec<u32>> {
     let tokens = random_tokens(7, 300, 256);

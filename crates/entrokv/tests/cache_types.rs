@@ -14,17 +14,13 @@ use entrokv::{
     parse_policy,
 };
 use entrokv_cache::KvCache;
-use support::{count, fixtures, options, random_tokens};
+use support::{count, gguf, options, random_tokens};
 
 /// Models whose heads are 32 wide; the last has window layers.
 const MODELS: [&str; 3] = ["qwen3-tied", "qwen3-untied", "gemma3"];
 
 /// One of each encoding, alike and mixed.
 const KINDS: [&str; 8] = ["bf16", "q8_0", "tq4", "tq3", "tq2", "tq3v2", "f32/tq4", "q8_0/f16"];
-
-fn gguf(name: &str) -> Gguf {
-    Gguf::open(&fixtures().join("architectures").join(format!("{name}.gguf"))).unwrap()
-}
 
 fn coded(kind: &str) -> ModelOptions {
     ModelOptions { page_kind: kind.parse().unwrap(), ..options() }

@@ -17,11 +17,7 @@ use entrokv_cache::KvGroup;
 use entrokv_kernels::dequantize::dequantize;
 use safetensors::Dtype;
 use safetensors::tensor::{TensorView, serialize_to_file};
-use support::{exact, fixtures, options, random_tokens};
-
-fn gguf(name: &str) -> Gguf {
-    Gguf::open(&fixtures().join("architectures").join(format!("{name}.gguf"))).unwrap()
-}
+use support::{exact, gguf, options, random_tokens};
 
 fn open(gguf: &Gguf, options: &ModelOptions) -> Model {
     Model::from_gguf(gguf, options, &mut |_| ()).unwrap()

@@ -12,11 +12,7 @@ use entrokv::gguf::Gguf;
 use entrokv::{EndTokens, EvictionOptions, LayerKind, Model, ModelOptions, Request, SequenceId, parse_policy};
 use entrokv_cache::KvGroup;
 use support::dense::DenseDecoder;
-use support::{exact, fixtures, options, random_tokens};
-
-fn gguf(name: &str) -> Gguf {
-    Gguf::open(&fixtures().join("architectures").join(format!("{name}.gguf"))).unwrap()
-}
+use support::{exact, gguf, options, random_tokens};
 
 fn open(gguf: &Gguf, options: &ModelOptions) -> Model {
     Model::from_gguf(gguf, options, &mut |_| ()).unwrap()

@@ -10,11 +10,7 @@ use std::sync::Arc;
 use entrokv::gguf::Gguf;
 use entrokv::{EndTokens, EvictionOptions, Model, ModelOptions, Request, SequenceId, parse_policy};
 use entrokv_cache::KvGroup;
-use support::{fixtures, options, random_tokens};
-
-fn gguf(name: &str) -> Gguf {
-    Gguf::open(&fixtures().join("architectures").join(format!("{name}.gguf"))).unwrap()
-}
+use support::{gguf, options, random_tokens};
 
 fn open(gguf: &Gguf, options: &ModelOptions) -> Model {
     Model::from_gguf(gguf, options, &mut |_| ()).unwrap()

@@ -15,7 +15,7 @@ use entrokv_kernels::attention::Tap;
 use entrokv_kernels::compute::Compute;
 use entrokv_kernels::rope::{RopeAngles, rope};
 use entrokv_kernels::threads::Threads;
-use support::{Bench, bits, count, fixtures, model_path, options, random_tokens};
+use support::{Bench, bits, count, gguf, model_path, options, random_tokens};
 
 const ARCHITECTURES: [&str; 5] = ["llama-rope-factors", "qwen2-tied", "qwen3-untied", "gemma3", "gemma3-rope-linear"];
 
@@ -28,10 +28,6 @@ const POLICIES: [&str; 6] = [
     "critical-kv:recent=1",
     "critical-kv:inner=expected-attention,allot=ada-floor:0.2,recent=1",
 ];
-
-fn gguf(name: &str) -> Gguf {
-    Gguf::open(&fixtures().join("architectures").join(format!("{name}.gguf"))).unwrap()
-}
 
 fn open(gguf: &Gguf, options: &ModelOptions) -> Model {
     Model::from_gguf(gguf, options, &mut |_| ()).unwrap()

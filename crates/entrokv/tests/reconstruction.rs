@@ -20,11 +20,7 @@ use entrokv_cache::{
     Schedule, Taps,
 };
 use support::dense::DenseDecoder;
-use support::{count, exact, fixtures, options, random_tokens};
-
-fn gguf(name: &str) -> Gguf {
-    Gguf::open(&fixtures().join("architectures").join(format!("{name}.gguf"))).unwrap()
-}
+use support::{count, exact, gguf, options, random_tokens};
 
 fn open(gguf: &Gguf, options: &ModelOptions) -> Model {
     Model::from_gguf(gguf, options, &mut |_| ()).unwrap()

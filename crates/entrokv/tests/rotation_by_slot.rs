@@ -15,14 +15,10 @@ use entrokv::{
 };
 use entrokv_cache::{KvGroup, PageFate, PagePlace};
 use support::dense::DenseDecoder;
-use support::{Bench, count, exact, fixtures, options, random_tokens};
+use support::{Bench, count, exact, gguf, options, random_tokens};
 
 const BY_SLOT: &str = "streaming-llm:rerotate=true";
 const ARCHITECTURES: [&str; 4] = ["llama-tied", "qwen2-tied", "qwen3-untied", "gemma3"];
-
-fn gguf(name: &str) -> Gguf {
-    Gguf::open(&fixtures().join("architectures").join(format!("{name}.gguf"))).unwrap()
-}
 
 fn open(gguf: &Gguf, options: &ModelOptions) -> Model {
     Model::from_gguf(gguf, options, &mut |_| ()).unwrap()

@@ -14,11 +14,7 @@ use entrokv::{
     EndTokens, EvictionOptions, FinishReason, LayerKind, Model, ModelOptions, PageKind, Request, parse_policy,
 };
 use support::dense::DenseDecoder;
-use support::{exact, fixtures, options, random_tokens};
-
-fn gguf(name: &str) -> Gguf {
-    Gguf::open(&fixtures().join("architectures").join(format!("{name}.gguf"))).unwrap()
-}
+use support::{exact, gguf, options, random_tokens};
 
 fn open(gguf: &Gguf, options: &ModelOptions) -> Model {
     Model::from_gguf(gguf, options, &mut |_| ()).unwrap()

@@ -11,16 +11,11 @@ mod refused;
 
 use std::sync::Arc;
 
-use entrokv::gguf::Gguf;
 use entrokv::kv_file::Notes;
 use entrokv::{EndTokens, Engine, EvictionOptions, Request, SamplingOptions, SequenceId, parse_policy};
-use support::{fixtures, random_tokens};
+use support::{gguf, random_tokens};
 
 /// A random-weight model by the name of its fixture.
-fn gguf(name: &str) -> Gguf {
-    Gguf::open(&fixtures().join("architectures").join(format!("{name}.gguf"))).unwrap()
-}
-
 /// A budget and a policy in words.
 type Cap = Option<(&'static str, &'static str)>;
 

@@ -8,17 +8,12 @@ mod support;
 
 use std::sync::Arc;
 
-use entrokv::gguf::Gguf;
 use entrokv::{
     EndTokens, EvictionOptions, Model, ModelOptions, PageKind, Request, StepReads, SubmitError, parse_policy,
 };
 use entrokv::{LayerKind, SequenceId};
 use spy::{Seen, spied};
-use support::{count, fixtures, options, random_tokens};
-
-fn gguf(name: &str) -> Gguf {
-    Gguf::open(&fixtures().join("architectures").join(format!("{name}.gguf"))).unwrap()
-}
+use support::{count, gguf, options, random_tokens};
 
 fn open(name: &str, options: &ModelOptions) -> Model {
     Model::from_gguf(&gguf(name), options, &mut |_| ()).unwrap()

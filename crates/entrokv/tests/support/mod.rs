@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, dead_code, missing_docs, unreachable_pub)]
 
 pub mod dense;
+pub mod watched;
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -94,6 +95,11 @@ impl Drop for Bench {
 /// Bits of a matrix of logits, for comparisons that mean equality.
 pub fn bits(rows: &[Vec<f32>]) -> Vec<Vec<u32>> {
     rows.iter().map(|row| row.iter().map(|x| x.to_bits()).collect()).collect()
+}
+
+/// The small model of an architecture.
+pub fn gguf(name: &str) -> Gguf {
+    Gguf::open(&fixtures().join("architectures").join(format!("{name}.gguf"))).unwrap()
 }
 
 pub fn fixtures() -> PathBuf {
