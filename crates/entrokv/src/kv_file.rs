@@ -77,9 +77,10 @@ pub struct LoadedSequence {
 ///
 /// # Errors
 /// [`SaveError::PolicyState`] for a policy that keeps what gates said of tokens or heads, sums over queries or over attention
-/// that looks both ways, what passes said of tokens, or keys as they were before they were turned.
+/// that looks both ways, what passes said of tokens, keys as they were before they were turned, or scores of pages in tiers.
 pub fn check_policy(policy: &dyn EvictionPolicy) -> Result<(), SaveError> {
-    match kept_between_turns(policy) {
+    let scores = policy.tiers().map(|_| "scores of its pages");
+    match kept_between_turns(policy).or(scores) {
         Some(keeps) => Err(SaveError::PolicyState { policy: policy.to_string(), keeps }),
         None => Ok(()),
     }

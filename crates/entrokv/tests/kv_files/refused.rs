@@ -291,6 +291,7 @@ fn policies_that_keep_more_than_the_cache_are_refused() {
         ("compactor", "sums over attention"),
         ("kvzip", "what its passes said"),
         ("streaming-llm:rerotate=true", "keys of sinks"),
+        ("knorm:tiers=f16", "scores of its pages"),
     ] {
         let (mut engine, _) = recorded(&gguf, &options());
         let id = engine.submit(request(1, 120, 10, Some(("50%", policy)))).unwrap();
@@ -299,11 +300,16 @@ fn policies_that_keep_more_than_the_cache_are_refused() {
             |engine: &Engine| engine.save_sequence(id, &Notes::new(), &mut Vec::new()).unwrap_err().to_string();
         let expected = format!("the policy {policy} keeps {keeps} from turn to turn, which a KV file does not hold");
         assert_eq!(message(&engine), expected);
-        // A turn of another policy forgets the sums; turned sinks stay turned.
-        engine.extend(id, request(2, 5, 5, Some(("50%", "knorm")))).unwrap();
+        // A turn of another policy forgets the sums; turned sinks stay turned, and pages settled.
+        let next = if keeps == "scores of its pages" { None } else { Some(("50%", "knorm")) };
+        engine.extend(id, request(2, 5, 5, next)).unwrap();
         engine.finish(id, &mut |_| ()).unwrap();
         match keeps {
             "keys of sinks" => assert!(message(&engine).starts_with("sequence 0 has turned its sinks")),
+            "scores of its pages" => {
+                let expected = "the cache of sequence 0 is stored in tiers, and a KV file holds caches of one type";
+                assert_eq!(message(&engine), expected);
+            }
             _ => assert!(!saved(&engine, id).is_empty()),
         }
     }
