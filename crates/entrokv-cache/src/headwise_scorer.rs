@@ -11,6 +11,7 @@ use crate::token_policy::TokenScorer;
 ///
 /// Any method that reads attention rows can be had so. Heads are averaged within a method before whatever it does next, a pool along
 /// positions, say; here each head goes all the way and the scores are pooled.
+#[derive(Clone)]
 pub(crate) struct HeadwiseScorer {
     pooling: HeadPooling,
     heads: Vec<Box<dyn TokenScorer>>,

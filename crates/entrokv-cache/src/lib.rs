@@ -75,7 +75,7 @@ pub use page_kind::{KindShapeError, PageKind, PageKindError};
 pub use pins::{OpenPage, Pins, RecentPages};
 pub use policy::{
     EvictionPolicy, Granularity, LeastBudget, POLICIES, Packing, PageScorer, PolicyEntry, PolicyError, Release,
-    Rotation, RowOrigin, Sharing, parse_policy,
+    Rotation, RowOrigin, Sharing, deciding_later, parse_policy,
 };
 pub use pool::{ClassUsage, Frame, PagePool, PoolExhausted};
 pub use pooled_pages::PooledPages;

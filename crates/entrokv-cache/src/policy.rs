@@ -7,6 +7,7 @@
 use std::fmt;
 use std::path::Path;
 
+use dyn_clone::{DynClone, clone_trait_object};
 use thiserror::Error;
 
 use crate::allotment::Allotment;
@@ -19,6 +20,7 @@ use crate::policies::{
     KvCompress, Kvzap, Kvzip, LagKv, ObservedAttention, PagedEviction, PyramidKv, Quest, RKv, Random, RocketKv,
     Scissorhands, SnapKv, StreamingLlm, Think, Tova,
 };
+use crate::policy_options::scoring;
 use crate::pooled_pages::PooledPages;
 use crate::reading::Reading;
 use crate::resident_tokens::ResidentTokens;
@@ -100,6 +102,12 @@ pub trait EvictionPolicy: fmt::Debug + fmt::Display + Send + Sync {
     /// What the rotation of keys says once tokens between them are gone.
     fn rotation(&self) -> Rotation {
         Rotation::Position
+    }
+
+    /// What of its text its scores depend on. Policies in which that is the same are shown the same rows and say the same of them,
+    /// whatever they decide then.
+    fn scoring(&self) -> String {
+        scoring(&self.to_string(), self.granularity())
     }
 
     /// A fresh scorer of one KV group; `shape` has pages of one token where tokens are decided about one by one.
@@ -195,7 +203,7 @@ impl Granularity {
 }
 
 /// Scores the pages of one KV group of one sequence; a higher score stays longer.
-pub trait PageScorer: Send {
+pub trait PageScorer: DynClone + Send {
     /// Takes in rows the policy asked for.
     ///
     /// A prompt's rows may arrive in any number of pieces, ascending; scores do not depend on how they were cut. The
@@ -236,6 +244,8 @@ pub trait PageScorer: Send {
     /// the prompt's end. One set a group, which is what a policy here keeps, has ratio 1.
     fn uor_per_head(&self, pages: &[PageSpan], k_pages: usize) -> f64;
 }
+
+clone_trait_object!(PageScorer);
 
 /// Reads the options of a policy: what stands behind its name and a colon, if anything does.
 type Parse = fn(Option<&str>) -> Result<Box<dyn EvictionPolicy>, PolicyError>;
@@ -339,6 +349,21 @@ pub fn parse_policy(text: &str) -> Result<Box<dyn EvictionPolicy>, PolicyError> 
         None if name == "none" => Err(PolicyError::NoPolicy),
         None => Err(PolicyError::UnknownPolicy { got: name.to_owned() }),
     }
+}
+
+/// The same policy, deciding when it is told to ([`Schedule::AfterAnswer`]) and not at a prompt's end: so that several budgets can
+/// be tried on one reading. `None` for one that evicts while a prompt is read, and for one that has no schedule to be changed.
+#[must_use]
+pub fn deciding_later(policy: &dyn EvictionPolicy) -> Option<Box<dyn EvictionPolicy>> {
+    if matches!(policy.schedule(), Schedule::PerChunk(_)) {
+        return None;
+    }
+    let text = policy.to_string();
+    let (name, options) = text.split_once(':').unwrap_or((&text, ""));
+    let others = options.split(',').filter(|item| !item.is_empty() && !item.starts_with("schedule="));
+    let options: Vec<String> =
+        others.map(str::to_owned).chain([format!("schedule={}", Schedule::AfterAnswer)]).collect();
+    parse_policy(&format!("{name}:{}", options.join(","))).ok()
 }
 
 /// Why a text names no policy.

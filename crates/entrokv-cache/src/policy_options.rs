@@ -5,8 +5,19 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use crate::policy::{EvictionPolicy, PolicyError};
+use crate::policy::{EvictionPolicy, Granularity, PolicyError};
 use crate::token_policy::{Options, TokenMethod, TokenPolicy};
+
+/// Keys that say how it is decided, not how anything is scored.
+const DECISION_KEYS: [&str; 6] = ["allot", "share", "granularity", "schedule", "pack", "tiers"];
+
+/// The part of a policy's canonical `text` that its scores depend on, which are those of pages or of tokens.
+pub(crate) fn scoring(text: &str, granularity: Granularity) -> String {
+    let (name, options) = text.split_once(':').unwrap_or((text, ""));
+    let is_score = |item: &&str| item.split_once('=').is_none_or(|(key, _)| !DECISION_KEYS.contains(&key));
+    let options: Vec<&str> = options.split(',').filter(is_score).collect();
+    format!("{name}:{} of {}", options.join(","), spelling(granularity, &Granularity::WORDS))
+}
 
 /// One option: its key, its values in words, how a value is read and how it is shown.
 pub(crate) struct OptionKey<T> {

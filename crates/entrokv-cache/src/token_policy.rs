@@ -9,6 +9,8 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
+use dyn_clone::{DynClone, clone_trait_object};
+
 use crate::allotment::Allotment;
 use crate::attention_rows::{AttentionRows, PageSpan, Taps};
 use crate::head_pooling::HeadPooling;
@@ -71,7 +73,7 @@ pub trait TokenMethod: fmt::Debug + Send + Sync {
 }
 
 /// Scores the tokens of one KV group of one sequence; a higher score stays longer.
-pub trait TokenScorer: Send {
+pub trait TokenScorer: DynClone + Send {
     /// Takes in attention rows the method asked for. A prompt's rows may arrive in any number of pieces.
     fn observe(&mut self, _rows: AttentionRows<'_>) {}
 
@@ -103,6 +105,8 @@ pub trait TokenScorer: Send {
         0
     }
 }
+
+clone_trait_object!(TokenScorer);
 
 /// What can be varied with any method.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -353,6 +357,7 @@ impl EvictionPolicy for TokenPolicy {
 }
 
 /// Page scores of token scores.
+#[derive(Clone)]
 struct BlockScorer {
     tokens: Box<dyn TokenScorer>,
     block: BlockProjection,

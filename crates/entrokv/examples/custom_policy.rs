@@ -15,7 +15,7 @@ use entrokv_cache::{
 };
 
 /// Keeps the tokens that would add most to what attention puts out: those whose values are longest.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct LongValues;
 
 impl TokenMethod for LongValues {

@@ -74,6 +74,15 @@ impl Coding {
         Self::new(shape, kind).map(|coding| Self { recent: 0, ..coding })
     }
 
+    /// Encodes pages as `kind` from now on, before any is; `false` if that needs what has not been noted.
+    pub(crate) fn change_kind(&mut self, kind: PageKind) -> bool {
+        let can = self.kind.needs_constants() || !kind.needs_constants();
+        if can {
+            self.kind = kind;
+        }
+        can
+    }
+
     /// As [`Coding::new`], going on from what another sequence at rest had: what codes of the keys of the global KV groups are
     /// relative to, none where that is still to be taken, from `query_squares`, which are empty else.
     pub(crate) fn resume(shape: &Arc<CacheShape>, kind: PageKind, saved: SavedCoding) -> Option<Self> {

@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 use entrokv_cache::{
     BudgetError, CacheShape, EvictionPolicy, GateTap, KindShapeError, KvCache, Packing, PageCost, PageKind, PagePool,
-    Reading, Release, Rotation, RowOrigin, Sharing,
+    Reading, Release, Rotation, RowOrigin, Schedule, Sharing,
 };
 use entrokv_kernels::arena::Arena;
 
@@ -181,14 +181,17 @@ pub enum SubmitError {
         /// Tokens before the turn.
         got: usize,
     },
-    /// A further turn of a fork under a policy that goes on with more than the cache.
-    #[error("{policy} goes on with {keeps} from the turns before, which a fork does not have")]
-    LeftBehind {
+    /// Another cap for a text that has been read, of a policy that would have been shown something else.
+    #[error("{policy} does not score as {before} does, which has seen the text")]
+    ScoresOtherwise {
         /// The policy.
         policy: String,
-        /// What it keeps.
-        keeps: &'static str,
+        /// The one that was shown the text.
+        before: String,
     },
+    /// Another cap where the text was read under none, or has been compressed already.
+    #[error("sequence {0} does not wait to be compressed: read it under a policy of schedule=after_answer")]
+    NotWaiting(SequenceId),
     /// A policy that rewrites pages which are codes by then.
     #[error(
         "rotating by slot rewrites the {needed} pages of the sinks, of which a {kind} cache keeps {limit} as written: ask for \
@@ -376,7 +379,6 @@ impl Engine {
         if let (Some(eviction), None, true) = (&request.eviction, tiers, is_settled) {
             return Err(SubmitError::SettledPages { policy: eviction.policy.to_string() });
         }
-        sequence.check_left_behind(&request)?;
         if let Some(EvictionOptions { policy, .. }) = &request.eviction
             && let Some(gates) = self.gates(&**policy)?.filter(|gates| gates.see_tokens())
         {
@@ -447,7 +449,6 @@ impl Engine {
             said: String::new(),
             pass: None,
             resting: None,
-            left_behind: false,
             finished: None,
             timing: Timing::default(),
         })
@@ -519,27 +520,83 @@ impl Engine {
     /// # Errors
     /// [`SubmitError::Unknown`], and [`SubmitError::Busy`] while it answers.
     pub fn compress(&mut self, id: SequenceId) -> Result<bool, SubmitError> {
-        let sequence = self.sequences.get_mut(&id).ok_or(SubmitError::Unknown(id))?;
-        let turn = &mut sequence.turn;
-        let Some(reason) = turn.finished.clone() else { return Err(SubmitError::Busy(id)) };
-        let Some(eviction) = turn.eviction.as_mut().filter(|eviction| eviction.waits()) else { return Ok(false) };
-        // A text too short to be coded is too short to lose anything of it for.
-        let can_encode = sequence.coding.as_ref().is_none_or(Coding::can_encode);
-        if sequence.computed < turn.prompt_end || !can_encode {
-            return Ok(false);
-        }
-        eviction.begin();
-        turn.prompt_end = sequence.computed;
-        sequence.begin_pass(&self.options.probe, &self.options.repeat, self.context_len, None);
-        if sequence.turn.pass.is_some() {
-            (sequence.turn.resting, sequence.turn.finished) = (Some(reason), None);
+        let Some(begun) = self.begin_pass(id, Eviction::begin)? else { return Ok(false) };
+        if begun {
             return Ok(true);
         }
+        let Some(sequence) = self.sequences.get_mut(&id) else { return Ok(false) };
         if let Err(error) = sequence.compress(&mut self.pool, self.runner.as_mut()) {
             sequence.turn.finished = Some(FinishReason::Failed(error.to_string()));
         }
         self.reclaim();
         Ok(true)
+    }
+
+    /// Makes the pass that [`Engine::compress`] would make of `id` and evicts nothing, so that forks of it can be compressed
+    /// without one of their own. The steps that follow make it; `false` where there is none to make.
+    ///
+    /// # Errors
+    /// As [`Engine::compress`].
+    pub fn make_pass(&mut self, id: SequenceId) -> Result<bool, SubmitError> {
+        Ok(self.begin_pass(id, |_| ())? == Some(true))
+    }
+
+    /// Begins the pass of a sequence that waits to be compressed, if it has one to make; `None` if it does not wait. Its policy
+    /// hears `when` first.
+    fn begin_pass(&mut self, id: SequenceId, when: impl FnOnce(&mut Eviction)) -> Result<Option<bool>, SubmitError> {
+        let sequence = self.sequences.get_mut(&id).ok_or(SubmitError::Unknown(id))?;
+        let turn = &mut sequence.turn;
+        let Some(reason) = turn.finished.clone() else { return Err(SubmitError::Busy(id)) };
+        let Some(eviction) = turn.eviction.as_mut().filter(|eviction| eviction.waits()) else { return Ok(None) };
+        // A text too short to be coded is too short to lose anything of it for.
+        let can_encode = sequence.coding.as_ref().is_none_or(Coding::can_encode);
+        if sequence.computed < turn.prompt_end || !can_encode {
+            return Ok(None);
+        }
+        when(eviction);
+        turn.prompt_end = sequence.computed;
+        sequence.begin_pass(&self.options.probe, &self.options.repeat, self.context_len, None);
+        let begun = sequence.turn.pass.is_some();
+        if begun {
+            (sequence.turn.resting, sequence.turn.finished) = (Some(reason), None);
+        }
+        Ok(Some(begun))
+    }
+
+    /// Puts `id`, which waits to be compressed, under another cap: another budget, and another policy that scores alike but
+    /// decides otherwise ([`EvictionPolicy::scoring`]). Then [`Engine::compress`] is up to that one.
+    ///
+    /// # Errors
+    /// [`SubmitError`]; the sequence is unchanged then.
+    pub fn set_cap(&mut self, id: SequenceId, options: &EvictionOptions) -> Result<(), SubmitError> {
+        self.check_tiers(&*options.policy)?;
+        options.budget.check(
+            &self.shape,
+            PageCost::from(self.options.page_kind.written_as()),
+            &options.policy.pins(),
+        )?;
+        let sequence = self.sequences.get_mut(&id).ok_or(SubmitError::Unknown(id))?;
+        let waiting = sequence.turn.eviction.as_mut().filter(|eviction| eviction.waits());
+        let eviction = waiting.ok_or(SubmitError::NotWaiting(id))?;
+        let policy = || options.policy.to_string();
+        let before = eviction.policy();
+        let scores_alike = options.policy.scoring() == before.scoring();
+        if options.policy.schedule() != Schedule::AfterAnswer || !scores_alike {
+            return Err(SubmitError::ScoresOtherwise { policy: policy(), before: before.to_string() });
+        }
+        let coded = |policy: &dyn EvictionPolicy| policy.tiers().and_then(|tiers| tiers.coded());
+        let (was_coded, kind) = (coded(before).is_some(), coded(&*options.policy));
+        if was_coded && kind.is_none() {
+            return Err(SubmitError::SettledPages { policy: policy() });
+        }
+        if let Some(kind) = kind {
+            let noted = sequence.coding.as_mut().filter(|_| was_coded).is_some_and(|coding| coding.change_kind(kind));
+            if !noted {
+                return Err(SubmitError::LateTiers { got: sequence.computed });
+            }
+        }
+        eviction.change_cap(options);
+        Ok(())
     }
 
     /// Forgets a sequence and returns every page it held.

@@ -47,6 +47,7 @@ pub(crate) use self::two_way_sums::LayerRows;
 use self::two_way_sums::{Blocks, TwoWaySums};
 
 /// The cap of one turn of a sequence and what keeps it.
+#[derive(Clone)]
 pub(crate) struct Eviction {
     policy: Arc<dyn EvictionPolicy>,
     budget: Budget,
@@ -73,6 +74,8 @@ pub(crate) struct Eviction {
     step_rows: Vec<Vec<f32>>,
     /// Positions before this one have been repeated by passes.
     repeated: usize,
+    /// The text of so many tokens has been asked what a probe asks.
+    probed: usize,
     /// Whether a policy that waits for the answer has been told that it is over.
     is_due: bool,
     /// Bytes held right after the last eviction at a prompt's end.
@@ -86,6 +89,7 @@ pub(crate) struct Eviction {
     heads: Option<HeadGates>,
 }
 
+#[derive(Clone)]
 struct ScoredGroup {
     group: KvGroup,
     scorer: Box<dyn PageScorer>,
@@ -178,6 +182,7 @@ impl Eviction {
             first_group,
             step_rows: Vec::new(),
             repeated: 0,
+            probed: 0,
             is_due: false,
             held_after_prompt: None,
             peak_state_bytes: 0,
@@ -211,6 +216,13 @@ impl Eviction {
         }
     }
 
+    /// Goes on under other `options`, whose policy scores as this one does: another budget, and whatever else is decided once all
+    /// that is shown has been shown.
+    pub(crate) fn change_cap(&mut self, options: &EvictionOptions) {
+        self.policy = Arc::clone(&options.policy);
+        self.budget = options.budget;
+    }
+
     /// What decides which pages stay.
     pub(crate) fn policy(&self) -> &dyn EvictionPolicy {
         &*self.policy
@@ -240,7 +252,10 @@ impl Eviction {
     pub(crate) fn wants_probe(&self, len: usize) -> bool {
         let resolved = self.budget.resolve(&self.shape, PageKind::F16, len, &self.policy.pins());
         let evicts = !resolved.is_ok_and(|resolved| resolved.unlimited);
-        evicts && self.policy.rows() == RowOrigin::Probe && self.policy.needs().prompt != RowTap::None
+        evicts
+            && self.probed < len
+            && self.policy.rows() == RowOrigin::Probe
+            && self.policy.needs().prompt != RowTap::None
     }
 
     /// Where reading from `position` on pauses for an eviction before the prompt's end, if the policy wants that.

@@ -182,8 +182,6 @@ pub(crate) struct Turn {
     pub pass: Option<Pass>,
     /// Why the answer ended, while its cache is being compressed.
     pub resting: Option<FinishReason>,
-    /// Whether its policy kept more than the cache for the next turn, and the sequence, being a fork, has not got it.
-    pub left_behind: bool,
     /// Why the answer ended; `None` while it is under way.
     pub finished: Option<FinishReason>,
     /// Clock of this turn.
@@ -204,7 +202,6 @@ impl Turn {
             said: String::new(),
             pass: None,
             resting: None,
-            left_behind: false,
             finished: Some(FinishReason::Stop),
             timing: Timing::default(),
         }

@@ -10,8 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use entrokv::gguf::Gguf;
 use entrokv::store::TokenVectors;
 use entrokv::{
-    EndTokens, Engine, EvictionOptions, FinishReason, ForkError, Model, ModelOptions, Request, SamplingOptions,
-    SequenceId, SubmitError, parse_policy,
+    EndTokens, Engine, EvictionOptions, FinishReason, ForkError, Model, ModelOptions, Request, RowOrigin,
+    SamplingOptions, SequenceId, SubmitError, deciding_later, parse_policy,
 };
 use support::{count, fixtures, options, random_tokens};
 
@@ -24,15 +24,16 @@ fn open(model: &str, options: &ModelOptions) -> Engine {
     Model::from_gguf(&gguf, &options, &mut |_| ()).unwrap().engine
 }
 
+fn cap_of(budget: &str, policy: &str) -> EvictionOptions {
+    EvictionOptions { budget: budget.parse().unwrap(), policy: Arc::from(parse_policy(policy).unwrap()) }
+}
+
 /// `generate` tokens drawn with a seed after `len` random ones: choices that show every bit of a logit sooner or later.
 fn request(seed: u64, len: usize, generate: usize, cap: Cap) -> Request {
     Request {
         sampling: SamplingOptions { temperature: 1.0, seed: Some(seed), ..SamplingOptions::default() },
         end_tokens: EndTokens::Ignore,
-        eviction: cap.map(|(budget, policy)| EvictionOptions {
-            budget: budget.parse().unwrap(),
-            policy: Arc::from(parse_policy(policy).unwrap()),
-        }),
+        eviction: cap.map(|(budget, policy)| cap_of(budget, policy)),
         ..Request::greedy(random_tokens(seed, len, 256), generate)
     }
 }
@@ -59,7 +60,7 @@ const TIERS: &str = "kvzip:chunk=64,tiers=tq4:3nats+tq3v2,pack=score";
 const THINK: &str = "think:fraction=0.3,window=8,recent=40";
 
 /// Caps of the turn before the fork, and of the turns after it.
-const CAPS: [(Cap, [Cap; 3]); 7] = [
+const CAPS: [(Cap, [Cap; 3]); 9] = [
     (None, [None, Some(("96tok", "snapkv:window=4")), Some(("50%", "knorm:granularity=token"))]),
     (Some(("50%", "page-entro-kv:preset=serving")), [None, None, Some(("40%", "tova"))]),
     (
@@ -70,7 +71,12 @@ const CAPS: [(Cap, [Cap; 3]); 7] = [
         Some(("50%", "streaming-llm:rerotate=true")),
         [Some(("40%", "streaming-llm:rerotate=true")), None, Some(("60%", "streaming-llm:rerotate=true"))],
     ),
-    (Some(("50%", "kvzip:chunk=64")), [None, Some(("50%", "lagkv:lag=16")), None]),
+    (Some(("50%", "kvzip:chunk=64")), [None, Some(("50%", "lagkv:lag=16")), Some(("30%", "kvzip:chunk=64"))]),
+    (
+        Some(("60%", "expected-attention")),
+        [Some(("50%", "expected-attention")), None, Some(("40%", "expected-attention"))],
+    ),
+    (Some(("60%", "compactor:chunk=32")), [Some(("40%", "compactor:chunk=32")), Some(("50%", "h2o")), None]),
     (None, [None, Some(("100%", THINK)), None]),
     (Some(("30%", TIERS)), [None, None, None]),
 ];
@@ -211,27 +217,115 @@ fn a_pool_without_room_fails_the_fork_alone() {
     assert_eq!(engine.pool().used_bytes(), 0);
 }
 
+/// One reading and one pass serve every budget and every plan.
+#[test]
+fn forks_are_compressed_as_if_each_had_read_alone() {
+    let alike = [
+        (
+            "kvzip:chunk=64,window=8",
+            &["60%:", "30%:", "40%:allot=uniform", "40%:granularity=page,share=layer,allot=uniform"][..],
+        ),
+        ("kvzip:chunk=64,granularity=token", &["40%:", "30%:allot=uniform"]),
+        ("kvzip:chunk=64,tiers=tq4", &["30%:tiers=tq4:3nats+tq3", "20%:tiers=tq3v2", "25%:allot=uniform,tiers=tq4"]),
+        ("kvzip:chunk=64,pack=score,tiers=tq3", &["30%:tiers=tq4:3nats+tq3v2,pack=score", "15%:pack=score,tiers=tq3"]),
+        ("page-entro-kv:preset=serving", &["40%:", "20%:allot=global"]),
+        ("page-entro-kv:preset=serving,rows=probe,tiers=tq4", &["40%:tiers=tq4", "20%:allot=global,tiers=tq3v2"]),
+        ("snapkv:window=8", &["40%:", "30%:granularity=page"]),
+        ("h2o", &["40%:"]),
+        ("expected-attention", &["30%:"]),
+        ("compactor:chunk=32", &["50%:", "20%:"]),
+        ("streaming-llm:rerotate=true", &["40%:", "20%:"]),
+    ];
+    let options = ModelOptions { probe: Some("What else?".into()), ..options() };
+    let mut engine = open("qwen3-tied", &options);
+    let after_answer = |text: &str| {
+        let policy = parse_policy(text).unwrap();
+        deciding_later(&*policy).unwrap().to_string()
+    };
+    for (first, decisions) in alike {
+        let mut first = request(1, 260, 0, Some(("50%", first)));
+        let leading = first.eviction.as_mut().unwrap();
+        leading.policy = Arc::from(parse_policy(&after_answer(&leading.policy.to_string())).unwrap());
+        let root = engine.submit(first.clone()).unwrap();
+        run(&mut engine);
+        let makes_pass = engine.make_pass(root).unwrap();
+        assert_eq!(makes_pass, leading_pass(&first));
+        run(&mut engine);
+        assert!(!engine.make_pass(root).unwrap(), "one is enough");
+        let whole = engine.kv_report(root).unwrap().bytes_held;
+        for decision in decisions {
+            let (budget, changed) = decision.split_once(':').unwrap();
+            let leading = first.eviction.as_ref().unwrap().policy.to_string();
+            let (name, items) = leading.split_once(':').unwrap();
+            let keys: Vec<&str> = changed.split(',').filter_map(|item| Some(item.split_once('=')?.0)).collect();
+            let kept = items.split(',').filter(|item| !keys.contains(&item.split('=').next().unwrap()));
+            let items: Vec<&str> = kept.chain(changed.split(',').filter(|item| !item.is_empty())).collect();
+            let policy = format!("{name}:{}", items.join(","));
+            let fork = engine.fork(root).unwrap();
+            engine.set_cap(fork, &cap_of(budget, &policy)).unwrap();
+            assert!(engine.compress(fork).unwrap());
+            run(&mut engine);
+            let alone = policy.replace("schedule=after_answer", "schedule=once");
+            let alone = Request { eviction: Some(cap_of(budget, &alone)), ..first.clone() };
+            let alone = engine.submit(alone).unwrap();
+            run(&mut engine);
+            assert!(state(&engine, fork) == state(&engine, alone), "{policy} at {budget}");
+            let held = [fork, alone].map(|id| engine.kv_report(id).unwrap().bytes_held);
+            assert!(held[0] == held[1] && held[0] < whole, "{policy} at {budget}: {held:?} of {whole}");
+            assert!(!engine.compress(fork).unwrap(), "it has been");
+            let refused = engine.set_cap(fork, &cap_of(budget, &policy)).unwrap_err();
+            assert_eq!(
+                refused.to_string(),
+                format!(
+                    "sequence {fork} does not wait to be compressed: read it under a policy of schedule=after_answer"
+                )
+            );
+            engine.close(fork);
+            engine.close(alone);
+        }
+        engine.close(root);
+        assert_eq!(engine.pool().used_bytes(), 0);
+    }
+}
+
+/// Whether a pass or a probe is read for a request.
+fn leading_pass(request: &Request) -> bool {
+    let policy = &request.eviction.as_ref().unwrap().policy;
+    policy.needs().reconstruction.is_some() || policy.rows() == RowOrigin::Probe
+}
+
+#[test]
+fn another_cap_must_be_of_a_policy_that_was_shown_the_same() {
+    let mut engine = open("qwen3-tied", &options());
+    let late = "knorm:schedule=after_answer";
+    let id = engine.submit(request(1, 200, 0, Some(("50%", late)))).unwrap();
+    run(&mut engine);
+    let before = state(&engine, id);
+    let mut refused = |budget: &str, policy: &str| engine.set_cap(id, &cap_of(budget, policy)).unwrap_err().to_string();
+    for policy in ["keydiff:schedule=after_answer", "knorm:schedule=once"] {
+        let error = refused("50%", policy);
+        assert!(
+            error.ends_with("does not score as knorm:schedule=after_answer does, which has seen the text"),
+            "{error}"
+        );
+    }
+    let tiers = refused("50%", "knorm:schedule=after_answer,tiers=tq4");
+    assert!(
+        tiers.starts_with("tiers of codes need what the model's first queries say, and 200 tokens were read"),
+        "{tiers}"
+    );
+    assert!(refused("1page", late).starts_with("a KV budget of 1page is 1 page(s)"));
+    assert!(state(&engine, id) == before);
+    engine.close(id);
+    assert!(matches!(engine.set_cap(id, &cap_of("50%", late)), Err(SubmitError::Unknown(_))));
+}
+
 #[test]
 fn what_cannot_be_forked_is_refused() {
     let mut engine = open("llama-tied", &options());
     let id = engine.submit(request(1, 100, 3, Some(("50%", "kvzip:chunk=64")))).unwrap();
     assert!(matches!(engine.fork(id), Err(ForkError::Busy(busy)) if busy == id));
     run(&mut engine);
-    let fork = engine.fork(id).unwrap();
-    let again = engine.fork(fork).unwrap();
-    for fork in [fork, again] {
-        let error = engine.extend(fork, request(2, 10, 3, Some(("50%", "kvzip:chunk=64")))).unwrap_err();
-        assert!(matches!(error, SubmitError::LeftBehind { .. }));
-        let expected =
-            "kvzip:chunk=64 goes on with what its passes said from the turns before, which a fork does not have";
-        assert_eq!(error.to_string(), expected);
-        // Others keep nothing, and after such a turn there is nothing to miss.
-        engine.extend(fork, request(2, 10, 3, Some(("50%", "knorm")))).unwrap();
-        run(&mut engine);
-        engine.extend(fork, request(2, 10, 3, Some(("50%", "kvzip:chunk=64")))).unwrap();
-        run(&mut engine);
-        engine.close(fork);
-    }
     engine.close(id);
     assert!(matches!(engine.fork(id), Err(ForkError::Unknown(_))));
     assert_eq!(engine.pool().used_bytes(), 0);

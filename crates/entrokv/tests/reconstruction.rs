@@ -80,6 +80,7 @@ impl EvictionPolicy for Recorder {
     }
 }
 
+#[derive(Clone)]
 struct RecorderScorer {
     recorder: Recorder,
     group: KvGroup,

@@ -4,6 +4,7 @@ use crate::resident_tokens::ResidentTokens;
 use crate::token_policy::TokenScorer;
 
 /// A scorer that has nothing to say of tokens: none is to go before another, since none goes.
+#[derive(Clone)]
 pub(super) struct AllAlike;
 
 impl TokenScorer for AllAlike {

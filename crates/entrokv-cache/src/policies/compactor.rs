@@ -161,6 +161,7 @@ impl TokenMethod for Compactor {
     }
 }
 
+#[derive(Clone)]
 struct CompactorScorer {
     options: Compactor,
     /// `[head_dim, directions]`.
@@ -297,6 +298,7 @@ fn mean_of_three(x: &[Option<f64>]) -> Vec<Option<f64>> {
 }
 
 /// Number, sum and sum of squares of what is a number, to be added up over the heads of a layer.
+#[derive(Clone)]
 struct Spread {
     count: f64,
     sum: f64,

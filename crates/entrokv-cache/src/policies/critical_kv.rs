@@ -114,6 +114,7 @@ impl TokenMethod for CriticalKv {
     }
 }
 
+#[derive(Clone)]
 struct CriticalScorer {
     inner: Box<dyn TokenScorer>,
     first: f64,

@@ -106,6 +106,7 @@ impl TokenMethod for Dms {
     }
 }
 
+#[derive(Clone)]
 struct DmsScorer {
     scale: f32,
     offset: f32,

@@ -88,6 +88,7 @@ impl TokenMethod for DuoAttention {
     }
 }
 
+#[derive(Clone)]
 struct NewestFirst;
 
 impl TokenScorer for NewestFirst {

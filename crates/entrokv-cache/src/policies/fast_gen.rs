@@ -203,6 +203,7 @@ const RECEIVED: usize = 0;
 const NEARBY: usize = 1;
 const SEEN: usize = 2;
 
+#[derive(Clone)]
 struct FastGenScorer {
     options: FastGen,
     table: TokenTable,

@@ -123,6 +123,7 @@ impl TokenMethod for FastKvzip {
     }
 }
 
+#[derive(Clone)]
 struct FastKvzipScorer {
     window: KeptWindow,
 }

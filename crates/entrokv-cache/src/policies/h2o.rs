@@ -90,6 +90,7 @@ impl TokenMethod for ObservedAttention {
 }
 
 /// Attention received.
+#[derive(Clone)]
 struct Received {
     sums: RowSums,
     count: Count,

@@ -107,6 +107,7 @@ impl TokenMethod for KvCompress {
     }
 }
 
+#[derive(Clone)]
 struct KvCompressScorer {
     options: KvCompress,
     /// What each head gave so far, a column each, while a prompt is read.

@@ -98,6 +98,7 @@ impl TokenMethod for Kvzap {
     }
 }
 
+#[derive(Clone)]
 struct KvzapScorer {
     tau: Option<f32>,
     window: usize,

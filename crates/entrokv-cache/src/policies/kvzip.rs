@@ -96,6 +96,7 @@ impl TokenMethod for Kvzip {
     }
 }
 
+#[derive(Clone)]
 struct KvzipScorer {
     /// Of each token that has been repeated.
     repeated: Largest,
@@ -108,7 +109,7 @@ struct KvzipScorer {
 }
 
 /// The largest mass of each of some tokens.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Largest {
     /// Ascending.
     positions: Vec<u32>,

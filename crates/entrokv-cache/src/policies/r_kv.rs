@@ -116,6 +116,7 @@ impl TokenMethod for RKv {
     }
 }
 
+#[derive(Clone)]
 struct RKvScorer {
     options: RKv,
     /// The largest attention of the heads, of the last `window` rows: a column each, by their number modulo `window`.

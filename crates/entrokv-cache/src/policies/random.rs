@@ -54,6 +54,7 @@ impl TokenMethod for Random {
     }
 }
 
+#[derive(Clone)]
 struct RandomScorer {
     /// The group's own.
     seed: u64,

@@ -100,6 +100,7 @@ impl TokenMethod for Scissorhands {
     }
 }
 
+#[derive(Clone)]
 struct ScissorhandsScorer {
     count: ShareCount,
     /// Whether a row gave the token a share.

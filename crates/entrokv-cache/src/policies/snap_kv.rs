@@ -106,6 +106,7 @@ impl TokenMethod for SnapKv {
     }
 }
 
+#[derive(Clone)]
 struct SnapKvScorer {
     options: SnapKv,
     /// Sums over the window's rows while a prompt is read, then scores.

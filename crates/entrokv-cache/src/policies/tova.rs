@@ -44,6 +44,7 @@ impl TokenMethod for Tova {
     }
 }
 
+#[derive(Clone)]
 struct TovaScorer {
     newest: RowSums,
 }

@@ -1,13 +1,12 @@
 //! Forks: a second sequence that begins as another one at rest, and shares its pages.
 
-use entrokv_cache::{EvictionPolicy, PoolExhausted, Rotation};
+use entrokv_cache::PoolExhausted;
 use thiserror::Error;
 
-use super::{Engine, Ledger, SubmitError};
+use super::{Engine, Ledger};
 use crate::coding::Coding;
-use crate::kv_file::kept_between_turns;
 use crate::segments::SegmentLists;
-use crate::sequence::{EvictionOptions, Request, Sequence, SequenceId, Turn};
+use crate::sequence::{Sequence, SequenceId, Turn};
 
 /// Why a sequence was not forked. Nothing has changed then.
 #[derive(Debug, Error)]
@@ -28,8 +27,8 @@ impl Engine {
     /// either as if there were no other, to the bit.
     ///
     /// Full pages are shared until one of the two rewrites them: the pool counts their bytes once, and each sequence reports all
-    /// that it reads. The fork lives under no cap until its next turn names one. What some policies keep from turn to turn is not
-    /// forked: after a turn under one, a next turn of the fork under one is refused ([`SubmitError::LeftBehind`]).
+    /// that it reads. What its policy has seen is copied: the fork can be compressed in its place ([`Engine::compress`]), under
+    /// another budget too ([`Engine::set_cap`]).
     ///
     /// # Errors
     /// [`ForkError`].
@@ -41,8 +40,6 @@ impl Engine {
             return Err(ForkError::Busy(id));
         }
         let cache = cache.fork(pool, *computed, &mut |moves| runner.copy_pages(moves))?;
-        let has_state = turn.eviction.as_ref().is_some_and(|eviction| kept_state(eviction.policy()).is_some());
-        let left_behind = has_state || turn.left_behind;
         let mut fork = Sequence {
             tokens: tokens.clone(),
             computed: *computed,
@@ -51,7 +48,7 @@ impl Engine {
             coding: coding.as_ref().and_then(Coding::forked),
             turned_sinks: turned_sinks.clone(),
             ledger: Ledger::default(),
-            turn: Turn { left_behind, ..Turn::resting(turn.prompt_end, None) },
+            turn: Turn::resting(turn.prompt_end, turn.eviction.clone()),
         };
         fork.note_bytes();
         let id = SequenceId(self.next_id);
@@ -59,20 +56,4 @@ impl Engine {
         self.sequences.insert(id, fork);
         Ok(id)
     }
-}
-
-impl Sequence {
-    /// Whether the policy of `request` has all it goes on with.
-    pub(super) fn check_left_behind(&self, request: &Request) -> Result<(), SubmitError> {
-        let Some(EvictionOptions { policy, .. }) = &request.eviction else { return Ok(()) };
-        match kept_state(&**policy).filter(|_| self.turn.left_behind) {
-            Some(keeps) => Err(SubmitError::LeftBehind { policy: policy.to_string(), keeps }),
-            None => Ok(()),
-        }
-    }
-}
-
-/// What `policy` keeps for the next turn that a fork has not got; turned sinks it has.
-fn kept_state(policy: &dyn EvictionPolicy) -> Option<&'static str> {
-    kept_between_turns(policy).filter(|_| policy.rotation() != Rotation::Slot)
 }

@@ -259,8 +259,11 @@ impl Sequence {
         let pass = turn.pass.take()?;
         let start = Instant::now();
         cache.truncate(pool, *computed);
-        if let (Some(eviction), Some(record)) = (&mut turn.eviction, pass.record()) {
-            eviction.observe_pass(cache, record);
+        if let Some(eviction) = &mut turn.eviction {
+            match pass.record() {
+                Some(record) => eviction.observe_pass(cache, record),
+                None => eviction.end_probe(*computed),
+            }
         }
         turn.timing.observe += start.elapsed();
         match pass.next_chunk(instruction, tokens, cache) {

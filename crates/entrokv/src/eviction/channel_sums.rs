@@ -10,6 +10,7 @@ use super::{Held, LayerRows};
 ///
 /// Sums run in f64 by ascending position, so neither chunks nor batches show. A step that fails half way leaves half of its rows
 /// in them: its sequence is cancelled, as any is whose policy was watching.
+#[derive(Clone)]
 pub(super) struct ChannelSums {
     shape: Arc<CacheShape>,
     channels: KeyChannels,

@@ -23,6 +23,7 @@ pub struct StepReads {
 }
 
 /// What is known of the pages of a sequence, and how they are chosen.
+#[derive(Clone)]
 pub(super) struct PageChoice {
     reads: PageReads,
     head_dim: usize,

@@ -10,6 +10,7 @@ use entrokv_kernels::moments::add_moments;
 ///
 /// Sums run in f64 by ascending position, so neither chunks nor batches show. A step that fails half way leaves half of its rows
 /// in them: its sequence is cancelled, as any is whose policy was watching.
+#[derive(Clone)]
 pub(super) struct QuerySums {
     shape: Arc<CacheShape>,
     /// Queries at positions before this one are left out.

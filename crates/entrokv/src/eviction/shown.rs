@@ -42,13 +42,23 @@ impl Eviction {
         self.repeated = columns.end as usize;
     }
 
+    /// Notes that a probe has asked about a text of `len` tokens.
+    pub(crate) fn end_probe(&mut self, len: usize) {
+        self.probed = len;
+    }
+
     /// Whether the policy is shown rows or queries while a prompt is read, or while decoding, so that no such step may run twice.
     pub(crate) fn is_watching(&self, reading: bool) -> bool {
         let needs = self.policy.needs();
         let sums_heads = self.heads.as_ref().is_some_and(HeadGates::is_reading);
         let own_rows = needs.prompt != RowTap::None && self.policy.rows() == RowOrigin::Prompt;
-        let sees_rows = if reading { own_rows || sums_heads } else { needs.step_rows };
+        let sees_rows = if reading { own_rows || sums_heads } else { self.sees_steps() };
         sees_rows || self.sees_queries(reading) || reading && (self.two_way_sums.is_some() || self.channels.is_some())
+    }
+
+    /// Whether it is shown the row of every token generated. What is in tiers is not scored again before the next prompt.
+    fn sees_steps(&self) -> bool {
+        self.policy.needs().step_rows && self.policy.tiers().is_none()
     }
 
     /// Whether the policy is shown queries: once nothing more is to be decided they are not summed.
@@ -130,7 +140,7 @@ impl Eviction {
 
     /// What attention should record of the row of a generated token.
     pub(crate) fn tap_answer(&mut self, layer: usize) -> Tap {
-        if self.first_group[layer].is_some() && self.policy.needs().step_rows && self.resolved.is_some() {
+        if self.first_group[layer].is_some() && self.sees_steps() && self.resolved.is_some() {
             Tap::Rows { from_row: 0, out: std::mem::take(&mut self.step_rows) }
         } else {
             Tap::None

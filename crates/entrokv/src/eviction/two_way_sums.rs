@@ -11,6 +11,7 @@ use entrokv_kernels::two_way::TwoWayBlock;
 ///
 /// Queries and keys of a block that is not whole wait until it is, or the prompt ends: where a prompt was cut does not show. A
 /// step that fails half way leaves half of its rows behind: its sequence is cancelled, as any is whose policy was watching.
+#[derive(Clone)]
 pub(super) struct TwoWaySums {
     shape: Arc<CacheShape>,
     blocks: Blocks,

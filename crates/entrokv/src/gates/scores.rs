@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::Gates;
 
 /// The gates of a sequence's policy, and what they said of the tokens it holds.
+#[derive(Clone)]
 pub(crate) struct GateScores {
     gates: Arc<Gates>,
     /// Of each KV group of the global layers, in (layer, KV head) order.

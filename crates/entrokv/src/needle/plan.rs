@@ -1,6 +1,8 @@
 //! What is to be measured: contexts, texts, and each recipe at each budget.
 
-use entrokv_cache::{Budget, CacheShape, PageKind};
+use std::sync::Arc;
+
+use entrokv_cache::{Budget, CacheShape, PageKind, deciding_later};
 
 use super::case::Case;
 use super::chat_frame::ChatFrame;
@@ -69,13 +71,16 @@ impl Plan {
         let texts = self.haystack.texts(&frame, self.texts, self.text_tokens + 1 + NEXT_TOKENS)?;
         let settings = self.settings();
         let mut lens: Vec<usize> = readings.iter().map(|reading| reading.context.len()).collect();
-        let total = settings.len() * (lens.iter().sum::<usize>() + texts.iter().map(Vec::len).sum::<usize>());
         lens.extend((!texts.is_empty()).then_some(self.text_tokens));
         let default = engine.page_kind();
-        let mut trial = Trial { engine, default, done: 0, total: total as u64, progress };
+        let together = together(&settings, default);
+        let read = readings.iter().map(|reading| reading.context.len()).sum::<usize>() + texts.len() * self.text_tokens;
+        let asked = readings.iter().map(Reading::asked).sum::<usize>() + texts.len() * NEXT_TOKENS;
+        let total = (together.len() * read + settings.len() * asked) as u64;
+        let mut trial = Trial { engine, default, done: 0, total, progress };
         let longest = readings.iter().map(Reading::longest).chain(texts.iter().map(Vec::len)).max().unwrap_or(0);
         trial.check(&settings, &lens, longest)?;
-        let rows = trial.rows(&settings, cases, &readings, &texts, self.text_tokens);
+        let rows = trial.rows(&settings, &together, cases, &readings, &texts, self.text_tokens);
         trial.engine.set_page_kind(default)?;
         rows
     }
@@ -92,6 +97,19 @@ impl Plan {
     }
 }
 
+/// The settings that one reading serves, by number: those that store the cache alike and whose policies are shown the same.
+fn together(settings: &[Setting], default: PageKind) -> Vec<Vec<usize>> {
+    let mut all: Vec<(Option<String>, Vec<usize>)> = Vec::new();
+    for (number, setting) in settings.iter().enumerate() {
+        let key = setting.shown(default);
+        match all.iter_mut().find(|(known, _)| key.is_some() && *known == key) {
+            Some((_, numbers)) => numbers.push(number),
+            None => all.push((key, vec![number])),
+        }
+    }
+    all.into_iter().map(|(_, numbers)| numbers).collect()
+}
+
 impl Setting {
     pub(super) fn row(&self) -> Row {
         let budget = self.budget.map(|budget| budget.to_string());
@@ -101,6 +119,21 @@ impl Setting {
     /// The cap on a context of `num_tokens`.
     pub(super) fn cap(&self, num_tokens: usize, shape: &CacheShape, kind: PageKind) -> Option<EvictionOptions> {
         self.recipe.cap(self.budget?, num_tokens, shape, kind)
+    }
+
+    /// The same under a policy that decides when it is told to.
+    pub(super) fn late_cap(&self, num_tokens: usize, shape: &CacheShape, kind: PageKind) -> Option<EvictionOptions> {
+        let cap = self.cap(num_tokens, shape, kind)?;
+        let policy = Arc::from(deciding_later(&*cap.policy)?);
+        Some(EvictionOptions { policy, ..cap })
+    }
+
+    /// What a reading for it is like, if others like it can be served by the same one.
+    fn shown(&self, default: PageKind) -> Option<String> {
+        let policy = self.recipe.policy(self.budget?)?;
+        let late = deciding_later(&*policy)?;
+        let tiers = late.tiers().and_then(|tiers| tiers.coded()).is_some();
+        Some(format!("{}, tiers: {tiers}, {}", self.recipe.kind(default), late.scoring()))
     }
 
     /// The error with the recipe's name, where it is the recipe's.

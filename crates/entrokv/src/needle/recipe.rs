@@ -52,6 +52,12 @@ impl Recipe {
         if self.is_full() { default.written_as() } else { self.kind.unwrap_or(default) }
     }
 
+    /// What decides which pages stay under `budget`.
+    pub(super) fn policy(&self, budget: Budget) -> Option<Arc<dyn EvictionPolicy>> {
+        let text = self.policy.as_ref()?;
+        Some(policy(text, budget).expect("the recipe was checked under budgets of all sizes"))
+    }
+
     /// The cap on a context of `num_tokens`: a fraction is one of the bytes of its full cache of `full` pages.
     pub(super) fn cap(
         &self,
@@ -60,7 +66,7 @@ impl Recipe {
         shape: &CacheShape,
         kind: PageKind,
     ) -> Option<EvictionOptions> {
-        let policy = policy(self.policy.as_ref()?, budget).expect("the recipe was checked under budgets of all sizes");
+        let policy = self.policy(budget)?;
         let bytes = full_bytes(num_tokens, shape, kind);
         let budget = match budget {
             // Of a plain cache so many tokens are so many bytes.

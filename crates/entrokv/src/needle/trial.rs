@@ -1,4 +1,5 @@
-//! Measuring: every context and text is read once under each recipe and budget, and asked about in forks.
+//! Measuring: every context and text is read once for all settings that are shown the same, compressed in forks, and asked about in
+//! forks of those.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -12,7 +13,7 @@ use super::plan::Setting;
 use super::row::Row;
 use crate::engine::{Completion, Engine};
 use crate::scoring::divergence;
-use crate::sequence::{FinishReason, Request, SequenceId};
+use crate::sequence::{EvictionOptions, FinishReason, Request, SequenceId};
 
 /// Tokens that an answer may have beyond those it is spelled with: a model may spell it otherwise.
 const SPARE_TOKENS: usize = 4;
@@ -49,6 +50,11 @@ impl Reading {
         Ok(Self { context: frame.context(&case.context)?, questions })
     }
 
+    /// Tokens of all questions.
+    pub(super) fn asked(&self) -> usize {
+        self.questions.iter().map(|(tokens, _)| tokens.len()).sum()
+    }
+
     /// Tokens of the longest sequence.
     pub(super) fn longest(&self) -> usize {
         self.context.len() + self.questions.iter().map(|(tokens, most)| tokens.len() + most).max().unwrap_or(0)
@@ -80,9 +86,11 @@ impl Trial<'_> {
         Ok(())
     }
 
+    /// A row a setting. `together` says by number which of them one reading serves.
     pub(super) fn rows(
         &mut self,
         settings: &[Setting],
+        together: &[Vec<usize>],
         cases: &[Case],
         readings: &[Reading],
         texts: &[Vec<u32>],
@@ -91,23 +99,36 @@ impl Trial<'_> {
         let mut rows: Vec<Row> = settings.iter().map(Setting::row).collect();
         for (case, reading) in cases.iter().zip(readings) {
             let mut full: Option<Vec<bool>> = None;
-            for (setting, row) in settings.iter().zip(&mut rows) {
-                let start = Instant::now();
-                let right = self.ask(setting, case, reading, row).map_err(|error| setting.blame(error))?;
-                row.count(case, full.get_or_insert_with(|| right.clone()), &right);
-                row.seconds += start.elapsed().as_secs_f64();
+            for numbers in together {
+                self.each(settings, numbers, &reading.context, &mut |trial, number, id, len, start| {
+                    let row = &mut rows[number];
+                    if let Some(kv) = trial.engine.kv_report(id) {
+                        row.bytes_held += kv.bytes_held;
+                        row.bytes_full += kv.bytes_full;
+                    }
+                    let answers = trial.answers(id, &reading.context[len..], &reading.questions)?;
+                    trial.advance(reading.asked());
+                    let right = |(question, answer): (&Question, String)| question.is_answered_by(&answer);
+                    let right: Vec<bool> = case.questions.iter().zip(answers).map(right).collect();
+                    row.count(case, full.get_or_insert_with(|| right.clone()), &right);
+                    row.seconds += start.elapsed().as_secs_f64();
+                    Ok(())
+                })?;
             }
         }
         let mut means: Vec<Vec<f64>> = vec![Vec::new(); settings.len()];
         for text in texts {
             let mut full: Option<Vec<Vec<f32>>> = None;
-            for ((setting, row), means) in settings.iter().zip(&mut rows).zip(&mut means) {
-                let start = Instant::now();
-                let logits = self.predict(setting, text, text_tokens).map_err(|error| setting.blame(error))?;
-                let full = full.get_or_insert_with(|| logits.clone());
-                let sum: f64 = full.iter().zip(&logits).map(|(full, logits)| divergence(full, logits)).sum();
-                means.push(sum / logits.len() as f64);
-                row.seconds += start.elapsed().as_secs_f64();
+            for numbers in together {
+                self.each(settings, numbers, &text[..text_tokens], &mut |trial, number, id, len, start| {
+                    let logits = trial.predict(id, &text[len..], text_tokens + 1 - len)?;
+                    trial.advance(text.len() - text_tokens - 1);
+                    let full = full.get_or_insert_with(|| logits.clone());
+                    let sum: f64 = full.iter().zip(&logits).map(|(full, logits)| divergence(full, logits)).sum();
+                    means[number].push(sum / logits.len() as f64);
+                    rows[number].seconds += start.elapsed().as_secs_f64();
+                    Ok(())
+                })?;
             }
         }
         for (row, means) in rows.iter_mut().zip(means) {
@@ -116,24 +137,87 @@ impl Trial<'_> {
         Ok(rows)
     }
 
-    /// Which questions of `case` are answered when its context has been compressed; `row` hears what is held then.
-    fn ask(
+    /// Reads the whole pages of `tokens` once, and calls `measure` for each of the settings of `numbers` with the sequence that is
+    /// compressed as it says, how many tokens that has, and when its work began: as if it alone had read.
+    fn each(
         &mut self,
-        setting: &Setting,
-        case: &Case,
-        reading: &Reading,
-        row: &mut Row,
-    ) -> Result<Vec<bool>, NeedleError> {
-        let (id, len) = self.compress(setting, &reading.context)?;
-        if let Some(kv) = self.engine.kv_report(id) {
-            row.bytes_held += kv.bytes_held;
-            row.bytes_full += kv.bytes_full;
+        settings: &[Setting],
+        numbers: &[usize],
+        tokens: &[u32],
+        measure: &mut dyn FnMut(&mut Self, usize, SequenceId, usize, Instant) -> Result<(), NeedleError>,
+    ) -> Result<(), NeedleError> {
+        let first = &settings[numbers[0]];
+        let kind = first.recipe.kind(self.default);
+        let page_size = self.engine.shape().page_size;
+        let len = tokens.len() / page_size * page_size;
+        let (shape, start) = (Arc::clone(self.engine.shape()), Instant::now());
+        let late = |number: &usize| settings[*number].late_cap(len, &shape, kind);
+        let is_shared = numbers.len() > 1;
+        let cap = if is_shared {
+            // Where one evicts nothing there is no pass to be made for it, so one that does leads.
+            numbers.iter().filter_map(late).min_by_key(|cap| cap.budget.is_everything())
+        } else {
+            first.cap(len, &shape, kind)
+        };
+        let read = self.engine.set_page_kind(kind).map_err(NeedleError::from);
+        let id = read.and_then(|()| self.read(&tokens[..len], cap)).map_err(|error| first.blame(error))?;
+        self.advance(tokens.len());
+        let mut outcome = if is_shared { self.pass(id).map_err(|error| first.blame(error)) } else { Ok(()) };
+        let reading = start.elapsed();
+        for &number in numbers {
+            if outcome.is_err() {
+                break;
+            }
+            let start = Instant::now().checked_sub(reading).unwrap_or(start);
+            let setting = &settings[number];
+            let measured = if is_shared {
+                self.compressed(id, late(&number)).and_then(|fork| {
+                    let measured = measure(self, number, fork, len, start);
+                    self.engine.close(fork);
+                    measured
+                })
+            } else {
+                measure(self, number, id, len, start)
+            };
+            outcome = measured.map_err(|error| setting.blame(error));
         }
-        let answers = self.answers(id, &reading.context[len..], &reading.questions);
         self.engine.close(id);
-        self.advance(reading.context.len() - len);
-        let right = |(question, answer): (&Question, String)| question.is_answered_by(&answer);
-        Ok(case.questions.iter().zip(answers?).map(right).collect())
+        outcome
+    }
+
+    /// Reads `tokens` under `eviction`.
+    fn read(&mut self, tokens: &[u32], eviction: Option<EvictionOptions>) -> Result<SequenceId, NeedleError> {
+        let id = self.engine.submit(Request { eviction, ..Request::greedy(tokens.to_vec(), 0) })?;
+        let (done, total) = (self.done, self.total);
+        let read = finished(self.engine, id, &mut |computed| (self.progress)(done + computed as u64, total));
+        match read {
+            Ok(_) => Ok(id),
+            Err(error) => {
+                self.engine.close(id);
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes the pass of `id`, whose policy decides later.
+    fn pass(&mut self, id: SequenceId) -> Result<(), NeedleError> {
+        self.engine.make_pass(id)?;
+        finished(self.engine, id, &mut |_| ()).map(drop)
+    }
+
+    /// A fork of `id` that is compressed under `cap`.
+    fn compressed(&mut self, id: SequenceId, cap: Option<EvictionOptions>) -> Result<SequenceId, NeedleError> {
+        let fork = self.engine.fork(id)?;
+        let Self { engine, .. } = self;
+        let compressed = cap.map_or(Ok(()), |cap| engine.set_cap(fork, &cap)).and_then(|()| engine.compress(fork));
+        let compressed = compressed.map_err(NeedleError::from).and_then(|_| finished(engine, fork, &mut |_| ()));
+        match compressed {
+            Ok(_) => Ok(fork),
+            Err(error) => {
+                self.engine.close(fork);
+                Err(error)
+            }
+        }
     }
 
     /// Answers of forks of `id`, each after `rest` and a question, as many at once as the pool has room for.
@@ -187,34 +271,15 @@ impl Trial<'_> {
         }
     }
 
-    /// Logits before each of the tokens that follow `text_tokens` and one more of `text`, when those have been compressed.
-    fn predict(&mut self, setting: &Setting, text: &[u32], text_tokens: usize) -> Result<Vec<Vec<f32>>, NeedleError> {
-        let (id, len) = self.compress(setting, &text[..text_tokens])?;
-        let (prompt, answer) = text[len..].split_at(text_tokens + 1 - len);
+    /// Logits before each token of `rest` behind its first `prompt_len`, given one by one to `id`.
+    fn predict(&mut self, id: SequenceId, rest: &[u32], prompt_len: usize) -> Result<Vec<Vec<f32>>, NeedleError> {
+        let (prompt, answer) = rest.split_at(prompt_len);
+        let fork = self.engine.fork(id)?;
         let mut rows = Vec::with_capacity(answer.len());
-        let read = self.engine.read_answer(id, prompt.to_vec(), answer, &mut |row| rows.push(row.to_vec()));
-        self.engine.close(id);
-        self.advance(text.len() - len);
+        let read = self.engine.read_answer(fork, prompt.to_vec(), answer, &mut |row| rows.push(row.to_vec()));
+        self.engine.close(fork);
         read?;
         Ok(rows)
-    }
-
-    /// Reads the whole pages of `tokens` and compresses them; how many tokens that is.
-    fn compress(&mut self, setting: &Setting, tokens: &[u32]) -> Result<(SequenceId, usize), NeedleError> {
-        let kind = setting.recipe.kind(self.default);
-        self.engine.set_page_kind(kind)?;
-        let page_size = self.engine.shape().page_size;
-        let len = tokens.len() / page_size * page_size;
-        let eviction = setting.cap(len, self.engine.shape(), kind);
-        let id = self.engine.submit(Request { eviction, ..Request::greedy(tokens[..len].to_vec(), 0) })?;
-        let (done, total) = (self.done, self.total);
-        let read = finished(self.engine, id, &mut |computed| (self.progress)(done + computed as u64, total));
-        if let Err(error) = read {
-            self.engine.close(id);
-            return Err(error);
-        }
-        self.advance(len);
-        Ok((id, len))
     }
 
     fn advance(&mut self, tokens: usize) {
