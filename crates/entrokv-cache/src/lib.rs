@@ -82,7 +82,7 @@ pub use pooled_pages::PooledPages;
 pub use pyramid::{Pyramid, PyramidForm};
 pub use query_moments::{QueryMoments, QueryTap, moments_len};
 pub use reading::{BoundHeads, PageJudge, PageReads, Reading};
-pub use recipe::{AUTO, Question, recipe};
+pub use recipe::{AUTO, Question, recipe, recipe_fits};
 pub use resident_tokens::{OutputTap, ResidentTokens, TokenTap};
 pub use schedule::Schedule;
 pub use second_stage::SecondStage;

@@ -1,12 +1,20 @@
 //! The recipe of small caches: what the policy `auto` stands for under a budget.
 
 use crate::budget::{Budget, Ratio};
+use crate::page_kind::PageKind;
 use crate::policy::PolicyError;
+use crate::shape::CacheShape;
+use crate::tiers::Tiers;
 
-/// Parts of the full cache, in per cent: from here on codes alone meet the budget.
-const CODES_ALONE: f64 = 28.0;
-/// From here on pages are worth as much in place as packed.
-const IN_PLACE: f64 = 20.0;
+/// Tiers by the part of the full cache that a budget is, in per cent: those of the first line it reaches.
+///
+/// Keys are what retrieval is lost by, so the best pages have theirs in 8 bits as long as there is room for enough pages beside.
+const BY_SHARE: [(f64, &str); 4] = [
+    (44.0, "q8_0/tq4"),
+    (15.0, "q8_0/tq4:3nats+tq3v2"),
+    (8.0, "q8_0/tq4:3nats+tq4/tq2"),
+    (f64::NEG_INFINITY, "tq4:3nats+tq3v2"),
+];
 
 /// Whether the question that the cache must answer stands in the prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,9 +33,9 @@ pub const AUTO: &str = "auto";
 /// The text of the policy that `auto`, or `auto:KEY=VALUE,...`, stands for under `budget`; options replace those of the recipe,
 /// and `pass=none`, `pass=probe` or `pass=reconstruct` says what scores are made of.
 ///
-/// At 28 % and more of the full cache's bytes nothing needs to go: everything is coded in 4 bits. At 20 % pages are evicted in
-/// place, below that tokens are packed by score, and the lower tier becomes smaller. A budget that is no part of the prompt is
-/// treated as a small one, since pages of 4 bits are taken before any go in any case.
+/// Tokens are packed by score into pages of two tiers, which become smaller with the budget; where it has room for everything,
+/// one tier is enough. A budget that is no part of the prompt is treated as a small one: as many pages as there is room for are of
+/// the first tier in any case.
 ///
 /// # Errors
 /// [`PolicyError`] for a text that is not `auto`, an option that is not `KEY=VALUE`, or another pass.
@@ -66,14 +74,8 @@ pub fn recipe(text: &str, budget: Budget, question: Question) -> Result<String, 
         Question::Probed => ("page-entro-kv", vec![("preset", "serving"), ("allot", "global"), ("rows", "probe")]),
         Question::Later => ("kvzip", vec![("chunk", "1024"), ("window", "32")]),
     };
-    parts.push(("recent", "32tok"));
-    if share >= CODES_ALONE {
-        parts.push(("tiers", "tq4"));
-    } else if share >= IN_PLACE {
-        parts.push(("tiers", "tq4:3nats+tq3"));
-    } else {
-        parts.extend([("pack", "score"), ("tiers", "tq4:3nats+tq3v2")]);
-    }
+    let (_, tiers) = BY_SHARE.iter().find(|(least, _)| share >= *least).expect("the last is for any share");
+    parts.extend([("recent", "32tok"), ("pack", "score"), ("tiers", tiers)]);
     for (key, value) in given {
         match parts.iter_mut().find(|(known, _)| *known == key) {
             Some(part) => part.1 = value,
@@ -84,29 +86,50 @@ pub fn recipe(text: &str, budget: Budget, question: Question) -> Result<String, 
     Ok(format!("{policy}:{}", parts.join(",")))
 }
 
+/// Whether caches of `shape` that are written as `kind` can be stored in the tiers of every recipe.
+#[must_use]
+pub fn recipe_fits(shape: &CacheShape, kind: PageKind) -> bool {
+    let fits = |tier: PageKind| kind.can_become(tier) && tier.check(shape).is_ok();
+    let tiers = BY_SHARE.iter().map(|(_, tiers)| tiers.parse::<Tiers>().expect("tiers of ours are tiers"));
+    !kind.is_coded() && tiers.into_iter().all(|tiers| tiers.kinds().all(fits))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::policy::parse_policy;
+    use crate::shape::LayerKind;
 
     #[test]
     fn the_recipe_follows_the_budget_and_every_part_can_be_replaced() {
         let recipe = |text: &str, budget: &str, question| recipe(text, budget.parse().unwrap(), question).unwrap();
         let (seen, later) = (Question::Seen, Question::Later);
-        let kvzip = "kvzip:chunk=1024,window=32,recent=32tok";
-        assert_eq!(recipe("auto", "30%", later), format!("{kvzip},tiers=tq4"));
-        assert_eq!(recipe("auto", "20%", later), format!("{kvzip},tiers=tq4:3nats+tq3"));
-        assert_eq!(recipe("auto", "evict:0.9", later), format!("{kvzip},pack=score,tiers=tq4:3nats+tq3v2"));
-        assert_eq!(recipe("auto", "64MiB", later), format!("{kvzip},pack=score,tiers=tq4:3nats+tq3v2"));
-        let entro = "page-entro-kv:preset=serving,allot=global,recent=32tok";
-        assert_eq!(recipe("auto", "1/5", seen), format!("{entro},tiers=tq4:3nats+tq3"));
-        assert_eq!(recipe("auto:pass=none", "1/5", later), format!("{entro},tiers=tq4:3nats+tq3"));
+        let kvzip = "kvzip:chunk=1024,window=32,recent=32tok,pack=score";
+        assert_eq!(recipe("auto", "50%", later), format!("{kvzip},tiers=q8_0/tq4"));
+        assert_eq!(recipe("auto", "20%", later), format!("{kvzip},tiers=q8_0/tq4:3nats+tq3v2"));
+        assert_eq!(recipe("auto", "evict:0.95", later), format!("{kvzip},tiers=tq4:3nats+tq3v2"));
+        assert_eq!(recipe("auto", "64MiB", later), format!("{kvzip},tiers=tq4:3nats+tq3v2"));
+        let entro = "page-entro-kv:preset=serving,allot=global,recent=32tok,pack=score";
+        assert_eq!(recipe("auto", "1/5", seen), format!("{entro},tiers=q8_0/tq4:3nats+tq3v2"));
+        assert_eq!(recipe("auto:pass=none", "1/5", later), format!("{entro},tiers=q8_0/tq4:3nats+tq3v2"));
         let replaced = recipe("auto:pass=reconstruct,tiers=tq3,weight=0.5", "10%", seen);
         assert_eq!(replaced, "kvzip:chunk=1024,window=32,recent=32tok,pack=score,tiers=tq3,weight=0.5");
         for budget in ["40%", "20%", "5%", "100tok"] {
             for question in [seen, later] {
                 parse_policy(&recipe("auto", budget, question)).unwrap();
             }
+        }
+    }
+
+    #[test]
+    fn it_fits_plain_caches_of_pages_that_can_be_codes() {
+        let fits = |head_dim, page_size, kind: &str| {
+            let shape = CacheShape::new(vec![LayerKind::Global; 2], 2, 2, head_dim, page_size).unwrap();
+            recipe_fits(&shape, kind.parse().unwrap())
+        };
+        assert!(fits(64, 16, "f16") && fits(96, 48, "bf16") && fits(128, 32, "f32"));
+        for (head_dim, page_size, kind) in [(64, 16, "tq4"), (64, 16, "q8_0"), (80, 16, "f16"), (64, 8, "f16")] {
+            assert!(!fits(head_dim, page_size, kind), "{head_dim}, {page_size}, {kind}");
         }
     }
 

@@ -7,12 +7,12 @@ use std::io::{self, Write};
 
 use clap::Args;
 use clap::builder::FalseyValueParser;
-use entrokv::{EndTokens, Request};
+use entrokv::{EndTokens, Question, Request};
 use serde::Serialize;
 
 use crate::cli::CacheDir;
 use crate::failure::Failure;
-use crate::model_args::{EvictionArgs, RunArgs, resolve};
+use crate::model_args::{EvictionArgs, Fit, RunArgs, resolve};
 use crate::progress::Progress;
 
 const EXAMPLES: &str = "\
@@ -98,9 +98,10 @@ pub(crate) fn run(args: &BenchArgs, cache: &CacheDir) -> Result<(), Failure> {
 }
 
 fn run_model(args: &BenchArgs, model: &str, cache: &CacheDir) -> Result<(), Failure> {
-    let eviction = args.eviction.options()?;
+    args.eviction.check(Question::Seen)?;
     let options = args.run.options();
     let mut model = args.run.open(&resolve(model, cache)?)?;
+    let eviction = args.eviction.options(Question::Seen, Fit::of_engine(&model.engine))?;
     let vocab = model.tokenizer.vocab_size() as u64;
     let mut report = Report {
         cpu: cpu_name(),

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use clap::Args;
 use clap::builder::FalseyValueParser;
-use entrokv::{Completion, EndTokens, FinishReason, Message, Model, Request, SpecialTokens, Tokenizer};
+use entrokv::{Completion, EndTokens, FinishReason, Message, Model, Question, Request, SpecialTokens, Tokenizer};
 
 use crate::cli::CacheDir;
 use crate::completion_json::CompletionJson;
@@ -67,7 +67,7 @@ struct Prompt {
 /// Runs the command.
 pub(crate) fn run(args: &GenerateArgs, cache: &CacheDir) -> Result<(), Failure> {
     if args.kv_file.source().is_none() {
-        args.eviction.options()?;
+        args.eviction.check(Question::Seen)?;
     } else if args.system.is_some() {
         return Err(Failure::Usage("--system begins a conversation, and --kv-load goes on with one".into()));
     }
@@ -88,7 +88,7 @@ pub(crate) fn run(args: &GenerateArgs, cache: &CacheDir) -> Result<(), Failure> 
         end_tokens: if args.sampling.ignore_eos { EndTokens::Ignore } else { EndTokens::Stop },
         eviction: match &loaded {
             Some(loaded) => loaded.eviction.clone(),
-            None => args.eviction.options()?,
+            None => args.eviction.options(Question::Seen, args.kv_file.fit(&model.engine))?,
         },
     };
 

@@ -7,13 +7,13 @@ use std::io::{self, Write};
 
 use clap::Args;
 use clap::builder::FalseyValueParser;
-use entrokv::{Budget, CacheShape, Gguf, LayerKind, ModelConfig, PageKind, rope_factors};
+use entrokv::{Budget, CacheShape, Gguf, LayerKind, ModelConfig, PageKind, Question, rope_factors};
 use serde::Serialize;
 
 use crate::bench::mib;
 use crate::cli::CacheDir;
 use crate::failure::Failure;
-use crate::model_args::{EvictionArgs, resolve};
+use crate::model_args::{EvictionArgs, Fit, resolve};
 
 use self::conversion::Conversion;
 
@@ -114,14 +114,14 @@ struct BudgetRow {
 
 /// Runs the command.
 pub(crate) fn run(args: &InspectArgs, cache: &CacheDir) -> Result<(), Failure> {
-    let eviction = args.eviction.options()?;
+    args.eviction.check(Question::Seen)?;
     let path = resolve(&args.model, cache)?;
     let gguf = Gguf::open(&path)?;
     let config = ModelConfig::from_metadata(gguf.metadata(), rope_factors(&gguf).as_deref())
         .map_err(|error| Failure::while_doing(path.display(), error))?;
     let shape = config.cache_shape(usize::from(args.page_size))?;
     let mut report = report(args, &gguf, &config, &shape)?;
-    if let Some(options) = eviction {
+    if let Some(options) = args.eviction.options(Question::Seen, Fit::Pages)? {
         let lengths = args.tokens.as_ref().map_or(args.prompt.as_slice(), std::slice::from_ref);
         for &tokens in lengths {
             report.conversions.push(Conversion::new(&options, &shape, tokens)?);

@@ -12,7 +12,7 @@ use entrokv::{Engine, EvictionOptions, Identity, Question, SequenceId};
 
 use crate::failure::Failure;
 use crate::interrupt::{self, Listening};
-use crate::model_args::EvictionArgs;
+use crate::model_args::{EvictionArgs, Fit};
 use crate::transcript::Transcript;
 
 /// Where a sequence comes from, and where it goes.
@@ -56,6 +56,11 @@ impl KvFileArgs {
         if self.kv_load.is_some() || self.kv_save.is_some() { Identity::Hashed } else { Identity::Unknown }
     }
 
+    /// What the default policy may do with the cache of a sequence of `engine`: KV files are of plain pages.
+    pub(crate) fn fit(&self, engine: &Engine) -> Fit {
+        if self.kv_save.is_some() { Fit::Pages } else { Fit::of_engine(engine) }
+    }
+
     /// The file to load, if there is one.
     pub(crate) fn source(&self) -> Option<&Path> {
         self.kv_load.as_deref()
@@ -74,7 +79,7 @@ impl KvFileArgs {
             engine.load_sequence(&mut open(path)?, &eviction.load_options()?).map_err(|error| in_file(&error))?;
         Ok(Some(Loaded {
             id: loaded.id,
-            eviction: eviction.continuing(loaded.eviction.as_ref(), Question::Seen)?,
+            eviction: eviction.continuing(loaded.eviction.as_ref(), Question::Seen, Fit::Pages)?,
             transcript: Transcript::noted(&loaded.notes)?,
         }))
     }

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use clap::{Args, ValueEnum};
 use entrokv::Isa;
 use entrokv::{
-    AUTO, Arithmetic, Budget, Encoding, EvictionOptions, EvictionPolicy, Identity, KvReport, LeastBudget, LoadError,
-    LoadOptions, Model, ModelOptions, PageKind, Question, Ratio, StepReads, parse_policy, recipe,
+    AUTO, Arithmetic, Budget, CacheShape, Encoding, Engine, EvictionOptions, EvictionPolicy, Identity, KvReport,
+    LeastBudget, LoadError, LoadOptions, Model, ModelOptions, PageKind, Question, Ratio, StepReads, parse_policy,
+    recipe, recipe_fits,
 };
 
 use crate::bench::mib;
@@ -17,7 +18,7 @@ use crate::failure::Failure;
 use crate::interrupt;
 use crate::progress::Progress;
 
-/// Name of the policy used when only a budget is given.
+/// Name of the policy used when only a budget is given for a cache that cannot be stored as the recipe says.
 const DEFAULT_POLICY: &str = "page-entro-kv:preset=serving";
 
 /// Resolution of the loading bar.
@@ -194,13 +195,34 @@ pub(crate) struct EvictionArgs {
     /// Most the cache may hold once the prompt is read: 20% or 1/5 (of the prompt's full cache; 100% and more caps nothing), 64MiB (whole sequence), 512tok or 40pages (each KV head), evict:0.8 (what goes, as kvpress counts)
     #[arg(long, env = "ENTROKV_KV_BUDGET", value_name = "BUDGET", value_parser = parse_budget)]
     pub(crate) kv_budget: Option<Budget>,
-    /// What decides which pages stay: none, or one that `entrokv policies` lists, with options such as page-entro-kv:tau=0.5,row=window:32,schedule=once auto is a recipe by budget that codes, packs and evicts (docs/small-caches.md) [default: page-entro-kv:preset=serving when a budget is given]
+    /// What decides which pages stay: none, or one that `entrokv policies` lists, with options such as page-entro-kv:tau=0.5,row=window:32,schedule=once auto is a recipe by budget that codes, packs and evicts (docs/small-caches.md) [default: auto when a budget is given; page-entro-kv:preset=serving for caches that auto cannot code, and those saved as KV files]
     #[arg(long, env = "ENTROKV_POLICY", value_name = "POLICY", value_parser = parse_policy_flag)]
     pub(crate) policy: Option<PolicyFlag>,
 }
 
 pub(crate) fn parse_budget(text: &str) -> Result<Budget, String> {
     text.parse().map_err(|error| format!("{error}"))
+}
+
+/// What the default policy may do with a cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fit {
+    /// Store its pages as the recipe says.
+    Tiers,
+    /// Evict pages as they are.
+    Pages,
+}
+
+impl Fit {
+    /// For caches of `shape`, written as `kind`.
+    pub(crate) fn of(shape: &CacheShape, kind: PageKind) -> Self {
+        if recipe_fits(shape, kind) { Self::Tiers } else { Self::Pages }
+    }
+
+    /// For sequences of `engine`.
+    pub(crate) fn of_engine(engine: &Engine) -> Self {
+        Self::of(engine.shape(), engine.page_kind())
+    }
 }
 
 /// A policy by name, already known to parse.
@@ -229,16 +251,22 @@ fn parse_policy_flag(text: &str) -> Result<PolicyFlag, String> {
 }
 
 impl EvictionArgs {
-    /// The library's options; `None` keeps the whole cache.
-    pub(crate) fn options(&self) -> Result<Option<EvictionOptions>, Failure> {
-        self.continuing(None, Question::Seen)
+    /// Refuses flags that go together with no model.
+    pub(crate) fn check(&self, question: Question) -> Result<(), Failure> {
+        self.options(question, Fit::Tiers).map(drop)
     }
 
-    /// The same for a sequence that lived under the cap `saved`: what no flag says stays. `question` says what a recipe may score by.
+    /// The library's options; `None` keeps the whole cache. `question` says what a recipe may score by, `fit` what the default is.
+    pub(crate) fn options(&self, question: Question, fit: Fit) -> Result<Option<EvictionOptions>, Failure> {
+        self.continuing(None, question, fit)
+    }
+
+    /// The same for a sequence that lived under the cap `saved`: what no flag says stays.
     pub(crate) fn continuing(
         &self,
         saved: Option<&EvictionOptions>,
         question: Question,
+        fit: Fit,
     ) -> Result<Option<EvictionOptions>, Failure> {
         let budget = self.kv_budget.or(saved.map(|saved| saved.budget));
         let policy = match (budget, &self.policy) {
@@ -258,8 +286,9 @@ impl EvictionArgs {
                     "--policy none keeps everything and cannot keep a budget of {budget}"
                 )));
             }
-            (Some(_), None) => match saved {
+            (Some(budget), None) => match saved {
                 Some(saved) => Arc::clone(&saved.policy),
+                None if fit == Fit::Tiers => named(&expanded(AUTO, budget, question)?)?,
                 None => named(DEFAULT_POLICY)?,
             },
             (Some(_), Some(PolicyFlag::Named(name))) => named(name)?,
@@ -270,7 +299,13 @@ impl EvictionArgs {
 
     /// Says on stderr what a recipe has come to.
     pub(crate) fn announce(&self, eviction: Option<&EvictionOptions>) {
-        if let (Some(PolicyFlag::Auto(_)), Some(EvictionOptions { budget, policy })) = (&self.policy, eviction) {
+        let Some(EvictionOptions { budget, policy }) = eviction else { return };
+        let is_recipe = match &self.policy {
+            Some(PolicyFlag::Auto(_)) => true,
+            Some(_) => false,
+            None => policy.tiers().is_some(),
+        };
+        if is_recipe {
             eprintln!("auto under {budget}: {policy}");
         }
     }

@@ -3,13 +3,13 @@
 use std::num::NonZeroUsize;
 
 use clap::Args;
-use entrokv::{EndTokens, EvictionOptions, Model, PageKind, Request, SpecialTokens};
+use entrokv::{EndTokens, EvictionOptions, Model, PageKind, Question, Request, SpecialTokens};
 use serde::Serialize;
 
 use crate::cli::CacheDir;
 use crate::failure::Failure;
 use crate::generate::{read_stdin, utf8};
-use crate::model_args::{EvictionArgs, ModelArgs, parse_kind};
+use crate::model_args::{EvictionArgs, Fit, ModelArgs, parse_kind};
 use crate::output;
 use crate::progress::Progress;
 
@@ -95,7 +95,7 @@ pub(crate) fn run(args: &PerplexityArgs, cache: &CacheDir) -> Result<(), Failure
     let mut tokens: Vec<u32> = model.tokenizer.bos().filter(|_| model.tokenizer.adds_bos()).into_iter().collect();
     tokens.extend(model.tokenizer.encode_raw(&text, SpecialTokens::Plain)?);
     tokens.truncate(args.tokens.unwrap_or(usize::MAX));
-    if let Some(eviction) = args.eviction.options()? {
+    if let Some(eviction) = args.eviction.options(Question::Seen, Fit::of_engine(&model.engine))? {
         return capped(args, &mut model, &tokens, &eviction);
     }
     let bar = Progress::steps("scoring", tokens.len() as u64);

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use entrokv_cache::{
     CacheShape, FateError, KvCache, KvGroup, LayerKind, PageCost, PageFate, PageKind, PageMove, PagePlace, PagePool,
-    PoolExhausted, ResidentPage,
+    PoolExhausted, ResidentPage, Tiers,
 };
 use entrokv_kernels::codes::KeyConstants;
 
@@ -42,6 +42,8 @@ const MOST_POSITIONS: usize = 1024;
 /// What encodes the pages of one sequence.
 pub(crate) struct Coding {
     kind: PageKind,
+    /// Whether that, or any other kind that pages are to be of, has rotated keys.
+    needs_constants: bool,
     /// Newest tokens whose pages stay as they were written.
     recent: usize,
     shape: Arc<CacheShape>,
@@ -57,30 +59,42 @@ pub(crate) struct Coding {
 impl Coding {
     /// For a sequence of `shape` whose cache is stored as `kind`; `None` where nothing is ever encoded.
     pub(crate) fn new(shape: &Arc<CacheShape>, kind: PageKind) -> Option<Self> {
-        kind.is_coded().then(|| Self {
+        kind.is_coded().then(|| Self::of_kinds(shape, kind, kind.needs_constants()))
+    }
+
+    fn of_kinds(shape: &Arc<CacheShape>, kind: PageKind, needs_constants: bool) -> Self {
+        Self {
             kind,
+            needs_constants,
             recent: RECENT_TOKENS,
             shape: Arc::clone(shape),
-            queries: QueryMoments::new(shape, kind, positions(shape)),
+            queries: QueryMoments::new(shape, needs_constants, positions(shape)),
             constants: Vec::new(),
             behind: false,
             peak_held_bytes: 0,
-        })
+        }
     }
 
     /// As [`Coding::new`] for a cache of tiers, whose pages are encoded as soon as they are full: where a budget is few tokens'
     /// worth, plain ones are what it cannot afford.
-    pub(crate) fn of_tiers(shape: &Arc<CacheShape>, kind: PageKind) -> Option<Self> {
-        Self::new(shape, kind).map(|coding| Self { recent: 0, ..coding })
+    pub(crate) fn of_tiers(shape: &Arc<CacheShape>, tiers: Tiers) -> Option<Self> {
+        let needs_constants = tiers.kinds().any(PageKind::needs_constants);
+        tiers.coded().map(|kind| Self { recent: 0, ..Self::of_kinds(shape, kind, needs_constants) })
     }
 
-    /// Encodes pages as `kind` from now on, before any is; `false` if that needs what has not been noted.
-    pub(crate) fn change_kind(&mut self, kind: PageKind) -> bool {
-        let can = self.kind.needs_constants() || !kind.needs_constants();
-        if can {
-            self.kind = kind;
-        }
-        can
+    /// What it encodes pages as.
+    pub(crate) fn kind(&self) -> PageKind {
+        self.kind
+    }
+
+    /// Whether it has noted what the pages of `tiers` need.
+    pub(crate) fn serves(&self, tiers: Tiers) -> bool {
+        self.needs_constants || !tiers.kinds().any(PageKind::needs_constants)
+    }
+
+    /// Encodes what comes as the first of `tiers` that is coded, which it [`serves`](Self::serves).
+    pub(crate) fn change_tiers(&mut self, tiers: Tiers) {
+        self.kind = tiers.coded().unwrap_or(self.kind);
     }
 
     /// As [`Coding::new`], going on from what another sequence at rest had: what codes of the keys of the global KV groups are
@@ -103,7 +117,8 @@ impl Coding {
 
     /// The same for a fork of the sequence.
     pub(crate) fn forked(&self) -> Option<Self> {
-        Self::resume(&self.shape, self.kind, self.saved()).map(|fork| Self { recent: self.recent, ..fork })
+        let (recent, needs_constants) = (self.recent, self.needs_constants);
+        Self::resume(&self.shape, self.kind, self.saved()).map(|fork| Self { recent, needs_constants, ..fork })
     }
 
     /// What [`Coding::resume`] goes on from.
@@ -249,7 +264,7 @@ impl Coding {
 
     /// Whether there is all that encoding takes.
     pub(crate) fn can_encode(&self) -> bool {
-        !self.kind.needs_constants() || !self.constants.is_empty()
+        !self.needs_constants || !self.constants.is_empty()
     }
 
     /// Whether a page of a sequence of `len` tokens is to be codes and is not yet.

@@ -340,12 +340,10 @@ impl Engine {
     pub fn submit(&mut self, request: Request) -> Result<SequenceId, SubmitError> {
         let turn = self.turn(&request, 0)?;
         let tiers = request.eviction.as_ref().and_then(|eviction| eviction.policy.tiers());
-        let (cache, coding) = match tiers.and_then(|tiers| tiers.coded()) {
-            Some(kind) => {
-                (KvCache::new(Arc::clone(&self.shape), kind.written_as()), Coding::of_tiers(&self.shape, kind))
-            }
-            None => self.new_cache(self.options.page_kind),
-        };
+        let (mut cache, mut coding) = self.new_cache(self.options.page_kind);
+        if let Some(tiered) = tiers.and_then(|tiers| Coding::of_tiers(&self.shape, tiers)) {
+            (cache, coding) = (KvCache::new(Arc::clone(&self.shape), tiered.kind().written_as()), Some(tiered));
+        }
         let id = SequenceId(self.next_id);
         self.next_id += 1;
         let segments = SegmentLists::new(&self.shape);
@@ -372,7 +370,9 @@ impl Engine {
         }
         let start = sequence.tokens.len();
         let tiers = request.eviction.as_ref().and_then(|eviction| eviction.policy.tiers());
-        if tiers.and_then(|tiers| tiers.coded()).is_some() && sequence.coding.is_none() {
+        if let Some(tiers) = tiers.filter(|tiers| tiers.coded().is_some())
+            && !sequence.coding.as_ref().is_some_and(|coding| coding.serves(tiers))
+        {
             return Err(SubmitError::LateTiers { got: start });
         }
         let is_settled = self.shape.groups().any(|group| sequence.cache.num_settled(group) > 0);
@@ -584,16 +584,12 @@ impl Engine {
         if options.policy.schedule() != Schedule::AfterAnswer || !scores_alike {
             return Err(SubmitError::ScoresOtherwise { policy: policy(), before: before.to_string() });
         }
-        let coded = |policy: &dyn EvictionPolicy| policy.tiers().and_then(|tiers| tiers.coded());
-        let (was_coded, kind) = (coded(before).is_some(), coded(&*options.policy));
-        if was_coded && kind.is_none() {
-            return Err(SubmitError::SettledPages { policy: policy() });
-        }
-        if let Some(kind) = kind {
-            let noted = sequence.coding.as_mut().filter(|_| was_coded).is_some_and(|coding| coding.change_kind(kind));
-            if !noted {
-                return Err(SubmitError::LateTiers { got: sequence.computed });
-            }
+        let coded = |policy: &dyn EvictionPolicy| policy.tiers().filter(|tiers| tiers.coded().is_some());
+        match (coded(before), coded(&*options.policy), &mut sequence.coding) {
+            (None, None, _) => {}
+            (Some(_), Some(tiers), Some(coding)) if coding.serves(tiers) => coding.change_tiers(tiers),
+            (_, Some(_), _) => return Err(SubmitError::LateTiers { got: sequence.computed }),
+            (Some(_), None, _) => return Err(SubmitError::SettledPages { policy: policy() }),
         }
         eviction.change_cap(options);
         Ok(())

@@ -55,7 +55,7 @@ pub mod weights;
 
 pub use entrokv_cache::{
     AUTO, Budget, CacheShape, Encoding, EvictionPolicy, LayerKind, LeastBudget, POLICIES, PageKind, Pins, Question,
-    Ratio, Reading, Rotation, RowOrigin, deciding_later, parse_policy, recipe,
+    Ratio, Reading, Rotation, RowOrigin, deciding_later, parse_policy, recipe, recipe_fits,
 };
 pub use entrokv_kernels::activations::Arithmetic;
 pub use entrokv_kernels::isa::Isa;

@@ -314,6 +314,17 @@ fn another_cap_must_be_of_a_policy_that_was_shown_the_same() {
         tiers.starts_with("tiers of codes need what the model's first queries say, and 200 tokens were read"),
         "{tiers}"
     );
+    engine.close(id);
+    // Codes of 8 bits need no constants, so none were noted.
+    let id = engine.submit(request(1, 200, 0, Some(("50%", "knorm:tiers=q8_0,schedule=after_answer")))).unwrap();
+    run(&mut engine);
+    let other = cap_of("50%", "knorm:tiers=q8_0/tq4:0.5+tq3,schedule=after_answer");
+    assert!(matches!(engine.set_cap(id, &other), Err(SubmitError::LateTiers { got: 200 })));
+    engine.set_cap(id, &cap_of("50%", "knorm:tiers=q8_0/tq4,schedule=after_answer")).unwrap();
+    engine.close(id);
+    let id = engine.submit(request(1, 200, 0, Some(("50%", late)))).unwrap();
+    run(&mut engine);
+    let mut refused = |budget: &str, policy: &str| engine.set_cap(id, &cap_of(budget, policy)).unwrap_err().to_string();
     assert!(refused("1page", late).starts_with("a KV budget of 1page is 1 page(s)"));
     assert!(state(&engine, id) == before);
     engine.close(id);

@@ -21,8 +21,9 @@ fn request(seed: u64, len: usize, generate: usize, budget: &str, policy: &str) -
     Request { end_tokens: EndTokens::Ignore, eviction, ..Request::greedy(random_tokens(seed, len, 256), generate) }
 }
 
-const POLICIES: [&str; 6] = [
+const POLICIES: [&str; 7] = [
     "kvzip:chunk=100,window=32,recent=32tok,pack=score,tiers=tq4:3nats+tq3v2",
+    "kvzip:chunk=100,window=32,output=true,recent=32tok,pack=score,tiers=q8_0/tq4:3nats+tq3v2",
     "kvzip:chunk=100,window=16,recent=32tok,tiers=tq4:3nats+tq3",
     "kvzip:chunk=64,pack=score,tiers=q8_0:0.2+tq3/tq2,recent=32tok",
     "page-entro-kv:preset=serving,pack=score,tiers=tq4:2nats+tq2",
@@ -89,28 +90,35 @@ fn tiers_meet_the_budget_and_never_pass_it() {
 #[test]
 fn pages_are_of_the_tiers_kinds() {
     let gguf = gguf("qwen3-untied");
-    let mut model = open(&gguf, &options());
-    let id = model.engine.submit(request(2, 512, 1, "20%", POLICIES[0])).unwrap();
-    run(&mut model, id);
-    let cache = model.engine.cache(id).unwrap();
-    let count_of = |kind: &str| {
-        let kind = kind.parse().unwrap();
-        cache.footprint().kinds.iter().find(|held| held.kind == kind).map_or(0, |held| held.pages)
-    };
-    let groups = cache.shape().num_global_groups() as u64;
-    // The sinks of every group, none of the others plain but those of the answer, which has not begun a page here.
-    assert_eq!(count_of("q8_0"), groups);
-    assert_eq!(count_of("f16"), 0);
-    assert!(count_of("tq4") > 0 && count_of("tq3v2") > 0);
-    for group in cache.shape().global_groups() {
-        let table = cache.table(group);
-        let first: Vec<u32> = table[0].positions(16).take(4).collect();
-        assert_eq!(first, [0, 1, 2, 3], "the sinks stand first");
-        // The pages of the sinks and of the 32 recent tokens come first, then the others, best first.
-        let scores: Vec<f32> = table.iter().map_while(|page| page.settled()).collect();
-        assert_eq!(scores[0], f32::INFINITY);
-        assert!(scores[3..].is_sorted_by(|a, b| a >= b), "{scores:?}");
-        assert!(cache.is_packed(group));
+    // Whether the first tier has rotated codes, the second, or both.
+    for (policy, kinds) in [
+        (POLICIES[0], ["tq4", "tq3v2"]),
+        (POLICIES[1], ["q8_0/tq4", "tq3v2"]),
+        ("kvzip:chunk=100,recent=32tok,pack=score,tiers=q8_0:1nats+q8_0/tq2", ["q8_0", "q8_0/tq2"]),
+    ] {
+        let mut model = open(&gguf, &options());
+        let id = model.engine.submit(request(2, 512, 1, "20%", policy)).unwrap();
+        run(&mut model, id);
+        let cache = model.engine.cache(id).unwrap();
+        let count_of = |kind: &str| {
+            let kind = kind.parse().unwrap();
+            cache.footprint().kinds.iter().find(|held| held.kind == kind).map_or(0, |held| held.pages)
+        };
+        let groups = cache.shape().num_global_groups() as u64;
+        // The sinks of every group, none of the others plain but those of the answer, which has not begun a page here.
+        assert!(count_of("q8_0") == groups || kinds.contains(&"q8_0"), "{policy}");
+        assert_eq!(count_of("f16"), 0, "{policy}");
+        assert!(kinds.iter().all(|kind| count_of(kind) > 0), "{policy}");
+        for group in cache.shape().global_groups() {
+            let table = cache.table(group);
+            let first: Vec<u32> = table[0].positions(16).take(4).collect();
+            assert_eq!(first, [0, 1, 2, 3], "the sinks stand first");
+            // The pages of the sinks and of the 32 recent tokens come first, then the others, best first.
+            let scores: Vec<f32> = table.iter().map_while(|page| page.settled()).collect();
+            assert_eq!(scores[0], f32::INFINITY);
+            assert!(scores[3..].is_sorted_by(|a, b| a >= b), "{policy}: {scores:?}");
+            assert!(cache.is_packed(group));
+        }
     }
 }
 

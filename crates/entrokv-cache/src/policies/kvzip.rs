@@ -4,7 +4,7 @@ use crate::allotment::Allotment;
 use crate::attention_rows::{AttentionRows, Reconstruction, RowSource, RowTap, Taps};
 use crate::policy::{EvictionPolicy, PolicyError, Schedule};
 use crate::policy_options::{OptionKey, OptionSet, at_least};
-use crate::resident_tokens::ResidentTokens;
+use crate::resident_tokens::{OutputTap, ResidentTokens};
 use crate::shape::{CacheShape, KvGroup};
 use crate::token_policy::{Axes, Options, TokenMethod, TokenScorer};
 
@@ -26,14 +26,19 @@ pub struct Kvzip {
     pub window: usize,
     /// `weight`: the power in which they do.
     pub weight: f64,
+    /// `output`: whether a token's mass is weighed with what its value adds to the layer's output.
+    pub output: bool,
 }
 
 impl Default for Kvzip {
     /// Chunks of the authors' code, and no window.
     fn default() -> Self {
-        Self { chunk: 2000, window: 0, weight: 0.2 }
+        Self { chunk: 2000, window: 0, weight: 0.2, output: false }
     }
 }
+
+/// What a token counts at least that no pass has repeated: more than any mass, weighed or not.
+const UNREPEATED: f32 = 1e6;
 
 /// What a token counts that no query of the window looks at.
 const LEAST_WINDOW_MASS: f64 = 1e-9;
@@ -53,6 +58,12 @@ const OPTIONS: OptionSet<Options<Kvzip>> = OptionSet {
                 expected: "a number of queries, 0 or more",
                 read: |options, text| at_least(text, 0).map(|window| options.method.window = window),
                 show: |options| options.method.window.to_string(),
+            },
+            OptionKey {
+                key: "output",
+                expected: "true or false",
+                read: |options, text| text.parse().ok().map(|output| options.method.output = output),
+                show: |options| options.method.output.to_string(),
             },
             OptionKey {
                 key: "weight",
@@ -87,12 +98,20 @@ impl TokenMethod for Kvzip {
 
     fn needs(&self, _schedule: Schedule) -> Taps {
         let prompt = if self.window > 0 { RowTap::Window(self.window) } else { RowTap::None };
-        Taps { prompt, reconstruction: Some(Reconstruction { chunk: self.chunk }), ..Taps::default() }
+        let output = if self.output { OutputTap::Norms } else { OutputTap::None };
+        Taps { prompt, output, reconstruction: Some(Reconstruction { chunk: self.chunk }), ..Taps::default() }
     }
 
     fn scorer(&self, _shape: &CacheShape, _group: KvGroup) -> Box<dyn TokenScorer> {
         let window = (self.window > 0).then(Largest::default);
-        Box::new(KvzipScorer { repeated: Largest::default(), window, weight: self.weight, is_over: false, bad_rows: 0 })
+        Box::new(KvzipScorer {
+            repeated: Largest::default(),
+            window,
+            weight: self.weight,
+            output: self.output,
+            is_over: false,
+            bad_rows: 0,
+        })
     }
 }
 
@@ -103,6 +122,8 @@ struct KvzipScorer {
     /// Of each token that the window has looked at, where it is to.
     window: Option<Largest>,
     weight: f64,
+    /// Whether values count.
+    output: bool,
     /// Whether the next window is that of another prompt.
     is_over: bool,
     bad_rows: u64,
@@ -197,18 +218,32 @@ impl TokenScorer for KvzipScorer {
         self.is_over = true;
     }
 
+    /// How many tokens the layer has, and the sum of the squares of what they add to its output.
+    fn measure(&mut self, tokens: ResidentTokens<'_>, sums: &mut Vec<f64>) {
+        if self.output {
+            let squares = tokens.output_norms.iter().map(|norm| f64::from(*norm).powi(2));
+            sums.extend([tokens.len() as f64, squares.sum()]);
+        }
+    }
+
     fn score(&mut self, tokens: ResidentTokens<'_>, out: &mut Vec<f32>) {
         let repeated = self.repeated.at(tokens.positions);
-        out.extend(tokens.positions.iter().zip(repeated).map(|(position, mass)| {
-            // No mass is above 1, or much above it.
-            mass.unwrap_or(2.0 + *position as f32)
-        }));
+        out.extend(
+            tokens.positions.iter().zip(repeated).map(|(position, mass)| mass.unwrap_or(UNREPEATED + *position as f32)),
+        );
+        if let &[count, squares] = tokens.layer_sums {
+            // Layers are compared with each other, so that what counts is how much more than others of its layer a token adds.
+            let typical = (squares / count.max(1.0)).sqrt().max(f64::MIN_POSITIVE);
+            for (score, norm) in out.iter_mut().zip(tokens.output_norms).filter(|(score, _)| **score < UNREPEATED) {
+                *score = (f64::from(*score) * f64::from(*norm) / typical).min(f64::from(UNREPEATED) / 2.0) as f32;
+            }
+        }
         if let Some(window) = &self.window {
             // What has come after the window counts as if it were looked at no more and no less than others.
             let even = 1.0 / tokens.len().max(1) as f64;
             for (score, mass) in out.iter_mut().zip(window.at(tokens.positions)) {
                 let mass = mass.map_or(even, |mass| f64::from(mass).max(LEAST_WINDOW_MASS));
-                if *score < 2.0 {
+                if *score < UNREPEATED {
                     *score = (f64::from(*score) * mass.powf(self.weight)) as f32;
                 }
             }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use entrokv_cache::{CacheShape, LayerKind, PageKind};
+use entrokv_cache::{CacheShape, LayerKind};
 
 /// Sums of the squares of a sequence's queries, for each KV group of the global layers and each channel.
 ///
@@ -22,9 +22,9 @@ pub(crate) struct QueryMoments {
 }
 
 impl QueryMoments {
-    /// For the queries at `positions`; nothing is summed where pages of `kind` need no constants.
-    pub(super) fn new(shape: &Arc<CacheShape>, kind: PageKind, positions: Range<usize>) -> Self {
-        let len = if kind.needs_constants() { shape.num_groups() * shape.head_dim } else { 0 };
+    /// For the queries at `positions`; nothing is summed where no constants are needed.
+    pub(super) fn new(shape: &Arc<CacheShape>, needs_constants: bool, positions: Range<usize>) -> Self {
+        let len = if needs_constants { shape.num_groups() * shape.head_dim } else { 0 };
         Self { shape: Arc::clone(shape), positions, sums: vec![0.0; len], pending: Vec::new() }
     }
 
@@ -94,7 +94,6 @@ impl QueryMoments {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use entrokv_cache::Encoding;
 
     /// Two layers, the second with a window; one KV head for two query heads of 32.
     fn shape() -> Arc<CacheShape> {
@@ -107,7 +106,7 @@ mod tests {
 
     /// Of chunks that end at these positions.
     fn moments(ends: &[usize]) -> QueryMoments {
-        let mut moments = QueryMoments::new(&shape(), PageKind::of(Encoding::Tq4), 16..48);
+        let mut moments = QueryMoments::new(&shape(), true, 16..48);
         for (chunk, &end) in ends.iter().enumerate() {
             let rows = if chunk == 0 { 0 } else { ends[chunk - 1] }..end;
             moments.begin(&rows);
@@ -153,7 +152,7 @@ mod tests {
 
     #[test]
     fn nothing_is_summed_where_nothing_is_needed() {
-        let mut none = QueryMoments::new(&shape(), PageKind::of(Encoding::Q8_0), 16..48);
+        let mut none = QueryMoments::new(&shape(), false, 16..48);
         none.begin(&(0..40));
         none.add(0, 0, &queries(0..40));
         none.commit();
