@@ -33,8 +33,9 @@ pub const AUTO: &str = "auto";
 /// The text of the policy that `auto`, or `auto:KEY=VALUE,...`, stands for under `budget`; options replace those of the recipe,
 /// and `pass=none`, `pass=probe` or `pass=reconstruct` says what scores are made of.
 ///
-/// Tokens are packed by score into pages of two tiers, which become smaller with the budget; where it has room for everything,
-/// one tier is enough. A budget that is no part of the prompt is treated as a small one: as many pages as there is room for are of
+/// Pages are of two tiers, which become smaller with the budget; where it has room for everything, one tier is enough. Where a pass
+/// has scored all tokens they are packed by score. Rows of a question are no such score: they look at what a fact is about, and what
+/// it says is looked at in the answer, so that pages stay together there. A budget that is no part of the prompt is treated as a small one: as many pages as there is room for are of
 /// the first tier in any case.
 ///
 /// # Errors
@@ -75,7 +76,11 @@ pub fn recipe(text: &str, budget: Budget, question: Question) -> Result<String, 
         Question::Later => ("kvzip", vec![("chunk", "1024"), ("window", "32")]),
     };
     let (_, tiers) = BY_SHARE.iter().find(|(least, _)| share >= *least).expect("the last is for any share");
-    parts.extend([("recent", "32tok"), ("pack", "score"), ("tiers", tiers)]);
+    parts.push(("recent", "32tok"));
+    if pass == Question::Later {
+        parts.push(("pack", "score"));
+    }
+    parts.push(("tiers", tiers));
     for (key, value) in given {
         match parts.iter_mut().find(|(known, _)| *known == key) {
             Some(part) => part.1 = value,
@@ -109,7 +114,7 @@ mod tests {
         assert_eq!(recipe("auto", "20%", later), format!("{kvzip},tiers=q8_0/tq4:3nats+tq3v2"));
         assert_eq!(recipe("auto", "evict:0.95", later), format!("{kvzip},tiers=tq4:3nats+tq3v2"));
         assert_eq!(recipe("auto", "64MiB", later), format!("{kvzip},tiers=tq4:3nats+tq3v2"));
-        let entro = "page-entro-kv:preset=serving,allot=global,recent=32tok,pack=score";
+        let entro = "page-entro-kv:preset=serving,allot=global,recent=32tok";
         assert_eq!(recipe("auto", "1/5", seen), format!("{entro},tiers=q8_0/tq4:3nats+tq3v2"));
         assert_eq!(recipe("auto:pass=none", "1/5", later), format!("{entro},tiers=q8_0/tq4:3nats+tq3v2"));
         let replaced = recipe("auto:pass=reconstruct,tiers=tq3,weight=0.5", "10%", seen);

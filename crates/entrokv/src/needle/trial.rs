@@ -27,6 +27,17 @@ pub(super) struct Reading {
     questions: Vec<(Vec<u32>, usize)>,
 }
 
+/// A text that has been compressed as a setting says.
+struct Compressed {
+    /// Which setting.
+    number: usize,
+    id: SequenceId,
+    /// How many of its tokens have been read.
+    len: usize,
+    /// When work on it began, as if no other setting had been served by its reading.
+    start: Instant,
+}
+
 /// What is running.
 pub(super) struct Trial<'a> {
     pub(super) engine: &'a mut Engine,
@@ -100,7 +111,7 @@ impl Trial<'_> {
         for (case, reading) in cases.iter().zip(readings) {
             let mut full: Option<Vec<bool>> = None;
             for numbers in together {
-                self.each(settings, numbers, &reading.context, &mut |trial, number, id, len, start| {
+                self.each(settings, numbers, &reading.context, &mut |trial, Compressed { number, id, len, start }| {
                     let row = &mut rows[number];
                     if let Some(kv) = trial.engine.kv_report(id) {
                         row.bytes_held += kv.bytes_held;
@@ -120,15 +131,20 @@ impl Trial<'_> {
         for text in texts {
             let mut full: Option<Vec<Vec<f32>>> = None;
             for numbers in together {
-                self.each(settings, numbers, &text[..text_tokens], &mut |trial, number, id, len, start| {
-                    let logits = trial.predict(id, &text[len..], text_tokens + 1 - len)?;
-                    trial.advance(text.len() - text_tokens - 1);
-                    let full = full.get_or_insert_with(|| logits.clone());
-                    let sum: f64 = full.iter().zip(&logits).map(|(full, logits)| divergence(full, logits)).sum();
-                    means[number].push(sum / logits.len() as f64);
-                    rows[number].seconds += start.elapsed().as_secs_f64();
-                    Ok(())
-                })?;
+                self.each(
+                    settings,
+                    numbers,
+                    &text[..text_tokens],
+                    &mut |trial, Compressed { number, id, len, start }| {
+                        let logits = trial.predict(id, &text[len..], text_tokens + 1 - len)?;
+                        trial.advance(text.len() - text_tokens - 1);
+                        let full = full.get_or_insert_with(|| logits.clone());
+                        let sum: f64 = full.iter().zip(&logits).map(|(full, logits)| divergence(full, logits)).sum();
+                        means[number].push(sum / logits.len() as f64);
+                        rows[number].seconds += start.elapsed().as_secs_f64();
+                        Ok(())
+                    },
+                )?;
             }
         }
         for (row, means) in rows.iter_mut().zip(means) {
@@ -137,14 +153,13 @@ impl Trial<'_> {
         Ok(rows)
     }
 
-    /// Reads the whole pages of `tokens` once, and calls `measure` for each of the settings of `numbers` with the sequence that is
-    /// compressed as it says, how many tokens that has, and when its work began: as if it alone had read.
+    /// Reads the whole pages of `tokens` once, and calls `measure` for each of the settings of `numbers`.
     fn each(
         &mut self,
         settings: &[Setting],
         numbers: &[usize],
         tokens: &[u32],
-        measure: &mut dyn FnMut(&mut Self, usize, SequenceId, usize, Instant) -> Result<(), NeedleError>,
+        measure: &mut dyn FnMut(&mut Self, Compressed) -> Result<(), NeedleError>,
     ) -> Result<(), NeedleError> {
         let first = &settings[numbers[0]];
         let kind = first.recipe.kind(self.default);
@@ -172,12 +187,12 @@ impl Trial<'_> {
             let setting = &settings[number];
             let measured = if is_shared {
                 self.compressed(id, late(&number)).and_then(|fork| {
-                    let measured = measure(self, number, fork, len, start);
+                    let measured = measure(self, Compressed { number, id: fork, len, start });
                     self.engine.close(fork);
                     measured
                 })
             } else {
-                measure(self, number, id, len, start)
+                measure(self, Compressed { number, id, len, start })
             };
             outcome = measured.map_err(|error| setting.blame(error));
         }
