@@ -85,6 +85,22 @@ pub enum RowSource {
 pub struct Reconstruction {
     /// Tokens repeated at a time.
     pub chunk: usize,
+    /// What its queries see of the text.
+    pub view: PassView,
+}
+
+/// What of a text the queries of a pass see.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PassView {
+    /// All of it: the paper's method.
+    #[default]
+    Text,
+    /// Pages that hold a token of their softmax, so that the cost of a pass does not grow with the square of the text.
+    Chunk,
+}
+
+impl PassView {
+    pub(crate) const WORDS: [(&str, Self); 2] = [("text", Self::Text), ("chunk", Self::Chunk)];
 }
 
 /// Which prompt rows a policy reads.

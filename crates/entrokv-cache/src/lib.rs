@@ -51,7 +51,7 @@ pub mod two_way_tap;
 
 pub use allotment::{Allotment, GroupUnits, pages_of_tokens};
 pub use attention_form::{AttentionForm, RotaryPairs};
-pub use attention_rows::{AttentionRows, PageSpan, Reconstruction, RowSource, RowTap, Taps};
+pub use attention_rows::{AttentionRows, PageSpan, PassView, Reconstruction, RowSource, RowTap, Taps};
 pub use block_prices::{BlockPrices, cheapest_blocks};
 pub use budget::{Budget, BudgetError, BudgetParseError, Ratio, RatioError, ResolvedBudget};
 pub use certificate::{Certificates, FiniteContext};

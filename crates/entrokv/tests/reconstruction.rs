@@ -16,8 +16,8 @@ use entrokv::{
     Request, SequenceId, parse_policy,
 };
 use entrokv_cache::{
-    AttentionRows, CacheShape, KvGroup, PageScorer, PageSpan, RecentPages, Reconstruction, ResidentTokens, RowSource,
-    Schedule, Taps,
+    AttentionRows, CacheShape, KvGroup, PageScorer, PageSpan, PassView, RecentPages, Reconstruction, ResidentTokens,
+    RowSource, Schedule, Taps,
 };
 use support::dense::DenseDecoder;
 use support::{count, exact, gguf, options, random_tokens};
@@ -67,7 +67,7 @@ impl EvictionPolicy for Recorder {
         "recorder"
     }
     fn needs(&self) -> Taps {
-        Taps { reconstruction: Some(Reconstruction { chunk: self.chunk }), ..Taps::default() }
+        Taps { reconstruction: Some(Reconstruction { chunk: self.chunk, view: PassView::Text }), ..Taps::default() }
     }
     fn schedule(&self) -> Schedule {
         Schedule::Once

@@ -24,7 +24,7 @@ fn request(seed: u64, len: usize, generate: usize, budget: &str, policy: &str) -
 const POLICIES: [&str; 7] = [
     "kvzip:chunk=100,window=32,recent=32tok,pack=score,tiers=tq4:3nats+tq3v2",
     "kvzip:chunk=100,window=32,output=true,recent=32tok,pack=score,tiers=q8_0/tq4:3nats+tq3v2",
-    "kvzip:chunk=100,window=16,recent=32tok,tiers=tq4:3nats+tq3",
+    "kvzip:chunk=100,view=chunk,window=16,recent=32tok,tiers=tq4:3nats+tq3",
     "kvzip:chunk=64,pack=score,tiers=q8_0:0.2+tq3/tq2,recent=32tok",
     "page-entro-kv:preset=serving,pack=score,tiers=tq4:2nats+tq2",
     "snapkv:pack=score,tiers=tq3",

@@ -1,9 +1,9 @@
 //! KVzip: what the model needs to repeat the text stays.
 
 use crate::allotment::Allotment;
-use crate::attention_rows::{AttentionRows, Reconstruction, RowSource, RowTap, Taps};
+use crate::attention_rows::{AttentionRows, PassView, Reconstruction, RowSource, RowTap, Taps};
 use crate::policy::{EvictionPolicy, PolicyError, Schedule};
-use crate::policy_options::{OptionKey, OptionSet, at_least};
+use crate::policy_options::{OptionKey, OptionSet, at_least, spelling, word};
 use crate::resident_tokens::{OutputTap, ResidentTokens};
 use crate::shape::{CacheShape, KvGroup};
 use crate::token_policy::{Axes, Options, TokenMethod, TokenScorer};
@@ -22,6 +22,8 @@ use crate::token_policy::{Axes, Options, TokenMethod, TokenScorer};
 pub struct Kvzip {
     /// `chunk`: tokens repeated at a time.
     pub chunk: usize,
+    /// `view`: what the pass sees of the text.
+    pub view: PassView,
     /// `window`: the last so many queries of the prompt count too; 0 is the paper's method.
     pub window: usize,
     /// `weight`: the power in which they do.
@@ -33,7 +35,7 @@ pub struct Kvzip {
 impl Default for Kvzip {
     /// Chunks of the authors' code, and no window.
     fn default() -> Self {
-        Self { chunk: 2000, window: 0, weight: 0.2, output: false }
+        Self { chunk: 2000, view: PassView::Text, window: 0, weight: 0.2, output: false }
     }
 }
 
@@ -52,6 +54,12 @@ const OPTIONS: OptionSet<Options<Kvzip>> = OptionSet {
                 expected: "a number of tokens, 16 or more",
                 read: |options, text| at_least(text, 16).map(|chunk| options.method.chunk = chunk),
                 show: |options| options.method.chunk.to_string(),
+            },
+            OptionKey {
+                key: "view",
+                expected: "text or chunk",
+                read: |options, text| word(text, &PassView::WORDS).map(|view| options.method.view = view),
+                show: |options| spelling(options.method.view, &PassView::WORDS),
             },
             OptionKey {
                 key: "window",
@@ -99,7 +107,12 @@ impl TokenMethod for Kvzip {
     fn needs(&self, _schedule: Schedule) -> Taps {
         let prompt = if self.window > 0 { RowTap::Window(self.window) } else { RowTap::None };
         let output = if self.output { OutputTap::Norms } else { OutputTap::None };
-        Taps { prompt, output, reconstruction: Some(Reconstruction { chunk: self.chunk }), ..Taps::default() }
+        Taps {
+            prompt,
+            output,
+            reconstruction: Some(Reconstruction { chunk: self.chunk, view: self.view }),
+            ..Taps::default()
+        }
     }
 
     fn scorer(&self, _shape: &CacheShape, _group: KvGroup) -> Box<dyn TokenScorer> {

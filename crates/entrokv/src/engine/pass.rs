@@ -10,8 +10,8 @@
 
 use std::ops::Range;
 
-use entrokv_cache::{KvCache, KvGroup, LayerKind, Reconstruction};
-use entrokv_kernels::attention::{Maxima, Tap};
+use entrokv_cache::{KvCache, KvGroup, LayerKind, PassView, Reconstruction};
+use entrokv_kernels::attention::{Maxima, Segment, SegmentList, Tap};
 
 use crate::repeat_instruction::RepeatInstruction;
 
@@ -61,6 +61,8 @@ pub(crate) struct PassPlan {
     chunk_len: usize,
     /// How many of the first positions every row sees.
     sinks: usize,
+    /// What it sees of the text.
+    view: PassView,
 }
 
 /// The largest probabilities of a chunk's tokens.
@@ -69,6 +71,8 @@ pub(crate) struct Record {
     columns: Range<u32>,
     /// What attention is asked for, per layer; nothing in window layers.
     layers: Vec<Option<Maxima>>,
+    /// What it reads.
+    view: PassView,
 }
 
 impl PassPlan {
@@ -88,7 +92,7 @@ impl PassPlan {
         if chunk_len < least {
             return Err(least + instruction.longest());
         }
-        Ok(Self { text, chunk_len, sinks })
+        Ok(Self { text, chunk_len, sinks, view: reconstruction.view })
     }
 
     /// The chunk that begins at `start`; none at the end of the text.
@@ -239,12 +243,27 @@ impl Record {
             }
             layers.push(Some(maxima));
         }
-        Self { columns, layers }
+        Self { columns, layers, view: plan.view }
     }
 
     /// Absolute positions of the tokens it is about.
     pub(crate) fn columns(&self) -> Range<u32> {
         self.columns.clone()
+    }
+
+    /// The lists that attention reads in `layer` instead of `held`, one a KV head, where the pass sees a part of the text.
+    pub(crate) fn reads(&self, layer: usize, held: &[SegmentList]) -> Option<Vec<SegmentList>> {
+        let maxima = self.layers[layer].as_ref().filter(|_| self.view == PassView::Chunk)?;
+        let of_head = |(list, seen): (&SegmentList, &Vec<Range<u32>>)| {
+            let is_seen = |segment: &Segment| {
+                let end = segment.position + segment.len;
+                seen.iter().any(|range| segment.position < range.end && range.start < end)
+            };
+            let segments = list.segments().iter().enumerate();
+            let places: Vec<usize> = segments.filter(|(_, segment)| is_seen(segment)).map(|(place, _)| place).collect();
+            list.of_places(&places)
+        };
+        Some(held.iter().zip(&maxima.among).map(of_head).collect())
     }
 
     /// What attention should record in `layer`.
@@ -285,7 +304,7 @@ mod tests {
     #[test]
     fn chunks_are_as_long_as_asked_or_as_there_is_room() {
         let plan = |text: Range<usize>, chunk: usize, room: usize| {
-            PassPlan::new(Reconstruction { chunk }, text, 4, room, &instruction())
+            PassPlan::new(Reconstruction { chunk, view: PassView::Text }, text, 4, room, &instruction())
         };
         let chunks = |plan: PassPlan| {
             let chunk = plan.chunk(plan.text.start);

@@ -115,6 +115,9 @@ impl AttentionSink for Taps<'_> {
         threads: &Threads,
     ) -> Option<Vec<SegmentList>> {
         let SpanTaps { eviction, phase, time, .. } = &mut self.spans[span];
+        if let Phase::Pass(record) = phase {
+            return record.reads(layer, held);
+        }
         let (Some(eviction), Phase::Answer) = (eviction, phase) else { return None };
         let start = Instant::now();
         let chosen = eviction.choose_pages(layer, queries, held, threads);
