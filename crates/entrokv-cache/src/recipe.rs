@@ -91,12 +91,13 @@ pub fn recipe(text: &str, budget: Budget, question: Question) -> Result<String, 
     Ok(format!("{policy}:{}", parts.join(",")))
 }
 
-/// Whether caches of `shape` that are written as `kind` can be stored in the tiers of every recipe.
+/// Whether caches of `shape` that are to be stored as `kind` can be stored in the tiers of every recipe instead: whether tokens are
+/// written the same way, and pages can be codes.
 #[must_use]
 pub fn recipe_fits(shape: &CacheShape, kind: PageKind) -> bool {
-    let fits = |tier: PageKind| kind.can_become(tier) && tier.check(shape).is_ok();
+    let fits = |tier: PageKind| kind == tier.written_as() && tier.check(shape).is_ok();
     let tiers = BY_SHARE.iter().map(|(_, tiers)| tiers.parse::<Tiers>().expect("tiers of ours are tiers"));
-    !kind.is_coded() && tiers.into_iter().all(|tiers| tiers.kinds().all(fits))
+    tiers.into_iter().all(|tiers| tiers.kinds().all(fits))
 }
 
 #[cfg(test)]
@@ -132,8 +133,10 @@ mod tests {
             let shape = CacheShape::new(vec![LayerKind::Global; 2], 2, 2, head_dim, page_size).unwrap();
             recipe_fits(&shape, kind.parse().unwrap())
         };
-        assert!(fits(64, 16, "f16") && fits(96, 48, "bf16") && fits(128, 32, "f32"));
-        for (head_dim, page_size, kind) in [(64, 16, "tq4"), (64, 16, "q8_0"), (80, 16, "f16"), (64, 8, "f16")] {
+        assert!(fits(64, 16, "f16") && fits(96, 48, "f16") && fits(128, 32, "f16"));
+        for (head_dim, page_size, kind) in
+            [(64, 16, "f32"), (64, 16, "tq4"), (64, 16, "q8_0"), (80, 16, "f16"), (64, 8, "f16")]
+        {
             assert!(!fits(head_dim, page_size, kind), "{head_dim}, {page_size}, {kind}");
         }
     }

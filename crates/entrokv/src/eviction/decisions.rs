@@ -15,6 +15,7 @@ use super::{Eviction, Held, ScoredGroup};
 use crate::config::ModelConfig;
 use crate::model::ModelRunner;
 use crate::store::TokenVectors;
+
 impl Eviction {
     /// Fixes the budget of a prompt of `prompt_tokens` (all turns counted) that has been read, or a chunk of it
     /// ([`Eviction::pause_after`]), its pages weighing `cost`, and frees what is over it.

@@ -12,6 +12,7 @@ use super::page_choice::PageChoice;
 use super::{Eviction, Held, LayerRows, ScoredGroup, StepReads, UnrotatedQueries};
 use crate::engine::{Record, tokens_at};
 use crate::gates::{GateInput, Gates, HeadGates};
+
 impl Eviction {
     /// Whether what `gates` say of every token that the sequence holds is known.
     pub(crate) fn knows(&self, gates: &Arc<Gates>) -> bool {
