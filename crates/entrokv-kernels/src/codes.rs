@@ -7,16 +7,19 @@
 //!   least squares: `y = scale * point(code)`. Keys are centred and divided by a channel scale first ([`KeyConstants`]);
 //!   values are not. The scheme is EDEN's (Vargaftik et al., 2022) with deterministic codes, as in HIGGS (Malinovskii et
 //!   al., 2024) and TurboQuant (Zandieh et al., 2025).
+//! - **`kivi4`, `kivi2`**: codes between the smallest and the largest element of a group, of a channel's tokens in keys and of a
+//!   token's channels in values (`min_max`). Attention multiplies the codes of all others; these it reads as what they stand for.
 //!
 //! Codes are made for 16 tokens at a time, which lie in the lanes of a vector, so that a rotation is additions of whole
-//! vectors; `packing` says how they lie in a page. Every instruction set makes the same codes.
+//! vectors; `packing` and `min_max` say how they lie in a page. Every instruction set makes the same codes.
 //!
-//! Numbers that are not finite: a vector with one in it, or (rotated) with a root mean square of 65,520 and more, gets a
-//! scale that is not finite. Whatever is computed from it is NaN, as it would be without codes.
+//! Numbers that are not finite: a vector with one in it (a group of `kivi4` and `kivi2`, so of keys 16 tokens), or (rotated) with a
+//! root mean square of 65,520 and more, gets a scale that is not finite. Whatever is computed from it is NaN, as it would be without codes.
 
 pub(crate) mod codebook;
 mod constants;
 pub(crate) mod encode;
+pub(crate) mod min_max;
 #[cfg(test)]
 mod naive;
 pub(crate) mod packing;

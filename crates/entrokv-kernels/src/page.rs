@@ -8,7 +8,7 @@
 //! - **bf16 in pairs**, as the dot products of bf16 read it: two successive elements of a key side by side
 //!   `[head_dim / 2, 16, 2]`, the elements of two successive slots' values likewise `[page_size / 2, head_dim, 2]`; an odd
 //!   last element or slot is alone.
-//! - **Codes** (`q8_0`, `tq4`, `tq3`, `tq2`) in strips of 16 slots of their own: [`crate::codes`]. They are not written
+//! - **Codes** (`q8_0`, `tq4`, `tq3`, `tq2`, `kivi4`, `kivi2`) in strips of 16 slots of their own: [`crate::codes`]. They are not written
 //!   token by token but made from a page of elements: [`recode`].
 //!
 //! Slots that were never written hold whatever the frame held before; who reads a page knows how many are filled.
@@ -24,6 +24,7 @@ use half::{bf16, f16};
 use thiserror::Error;
 
 use crate::codes::encode::decode;
+use crate::codes::min_max::MinMaxStrip;
 use crate::codes::packing::{Part, StripLayout};
 use crate::codes::{BLOCK_LEN, Code, KeyConstants, MAX_CODED_HEAD_DIM, Rotated};
 use crate::simd::LANES;
@@ -45,11 +46,15 @@ pub enum PageFormat {
     Tq3,
     /// Rotated codes of 2 bits, an f16 scale for each vector.
     Tq2,
+    /// Codes of 4 bits, an f16 scale and minimum for each 16 slots of a key's channel and each 32 elements of a value.
+    Kivi4,
+    /// The same of 2 bits.
+    Kivi2,
 }
 
 impl PageFormat {
     /// Every format.
-    pub const ALL: [PageFormat; 7] = [
+    pub const ALL: [PageFormat; 9] = [
         PageFormat::F32,
         PageFormat::F16,
         PageFormat::Bf16,
@@ -57,19 +62,31 @@ impl PageFormat {
         PageFormat::Tq4,
         PageFormat::Tq3,
         PageFormat::Tq2,
+        PageFormat::Kivi4,
+        PageFormat::Kivi2,
     ];
 
     /// Whether the part is codes, which [`recode`] makes and [`PageLayout::write_token`] cannot.
     #[inline]
     pub fn is_coded(self) -> bool {
-        self.code().is_some()
+        self.code().is_some() || self.min_max_bits().is_some()
     }
 
-    /// The kind of code; `None` for elements.
+    /// Bits of codes between a smallest and a largest element, which attention reads as the numbers they stand for.
+    #[inline]
+    pub(crate) fn min_max_bits(self) -> Option<usize> {
+        match self {
+            PageFormat::Kivi4 => Some(4),
+            PageFormat::Kivi2 => Some(2),
+            _ => None,
+        }
+    }
+
+    /// The kind of code that attention multiplies as it is; `None` for elements and for codes that it does not.
     #[inline]
     pub(crate) fn code(self) -> Option<Code> {
         match self {
-            PageFormat::F32 | PageFormat::F16 | PageFormat::Bf16 => None,
+            PageFormat::F32 | PageFormat::F16 | PageFormat::Bf16 | PageFormat::Kivi4 | PageFormat::Kivi2 => None,
             PageFormat::Q8_0 => Some(Code::Q8),
             PageFormat::Tq4 => Some(Code::Rotated(Rotated::Tq4)),
             PageFormat::Tq3 => Some(Code::Rotated(Rotated::Tq3)),
@@ -83,9 +100,12 @@ impl PageFormat {
         matches!(self.code(), Some(Code::Rotated(_)))
     }
 
-    /// Bytes of `num_slots` slots, whole strips of 16 if they are coded.
+    /// Bytes of `num_slots` slots of a part, whole strips of 16 if they are coded.
     #[inline]
-    pub(crate) fn bytes(self, num_slots: usize, head_dim: usize) -> usize {
+    pub(crate) fn bytes(self, part: Part, num_slots: usize, head_dim: usize) -> usize {
+        if let Some(bits) = self.min_max_bits() {
+            return num_slots.div_ceil(LANES) * MinMaxStrip { bits, part, head_dim }.bytes();
+        }
         match (self, self.code()) {
             (_, Some(code)) => num_slots.div_ceil(LANES) * StripLayout { code, head_dim }.bytes(),
             (PageFormat::F32, None) => num_slots * head_dim * 4,
@@ -130,12 +150,12 @@ impl PageLayout {
 
     /// Bytes of the keys.
     pub(crate) fn key_bytes(&self) -> usize {
-        self.keys.bytes(self.page_size, self.head_dim)
+        self.keys.bytes(Part::Keys, self.page_size, self.head_dim)
     }
 
     /// Bytes of the values.
     pub(crate) fn value_bytes(&self) -> usize {
-        self.values.bytes(self.page_size, self.head_dim)
+        self.values.bytes(Part::Values, self.page_size, self.head_dim)
     }
 
     /// Place of element `i` of the key in `slot` among the key elements; they are not coded.
@@ -194,14 +214,21 @@ impl PageLayout {
             self.head_dim
         );
         let (keys, values) = frame.split_at(self.key_bytes());
-        match self.keys.code() {
-            Some(code) => self.read_code(code, Part::Keys, keys, slot, constants, k),
-            None => read(self.keys, keys, k, |i| self.key_place(slot, i)),
+        match (self.keys.code(), self.keys.min_max_bits()) {
+            (Some(code), _) => self.read_code(code, Part::Keys, keys, slot, constants, k),
+            (_, Some(bits)) => self.read_min_max(bits, Part::Keys, keys, slot, k),
+            (None, None) => read(self.keys, keys, k, |i| self.key_place(slot, i)),
         }
-        match self.values.code() {
-            Some(code) => self.read_code(code, Part::Values, values, slot, None, v),
-            None => read(self.values, values, v, |i| self.value_place(slot, i)),
+        match (self.values.code(), self.values.min_max_bits()) {
+            (Some(code), _) => self.read_code(code, Part::Values, values, slot, None, v),
+            (_, Some(bits)) => self.read_min_max(bits, Part::Values, values, slot, v),
+            (None, None) => read(self.values, values, v, |i| self.value_place(slot, i)),
         }
+    }
+
+    fn read_min_max(&self, bits: usize, part: Part, bytes: &[u8], slot: usize, x: &mut [f32]) {
+        let strip = MinMaxStrip { bits, part, head_dim: self.head_dim };
+        strip.decode(&bytes[slot / LANES * strip.bytes()..][..strip.bytes()], slot % LANES, x);
     }
 
     fn read_code(
@@ -363,6 +390,9 @@ mod tests {
         assert_eq!(of(PageFormat::Tq4), [1_088, 2_112, 4_160]);
         assert_eq!(of(PageFormat::Tq3), [832, 1_600, 3_136]);
         assert_eq!(of(PageFormat::Tq2), [576, 1_088, 2_112]);
+        // A scale and a minimum for 16 elements of a key, 32 of a value: 6 and 5 bits, 4 and 3 bits an element.
+        assert_eq!(of(PageFormat::Kivi4), [1_408, 2_816, 5_632]);
+        assert_eq!(of(PageFormat::Kivi2), [896, 1_792, 3_584]);
         assert_eq!(bytes(PageFormat::Tq3, PageFormat::Tq2, 64), 416 + 288);
         let layout = PageLayout { keys: PageFormat::Tq4, values: PageFormat::Q8_0, page_size: 64, head_dim: 96 };
         assert_eq!(layout.bytes(), 64 * 96 / 2 + 64 * 2 + 64 * 96 + 64 * 3 * 2);

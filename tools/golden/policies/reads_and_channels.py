@@ -71,9 +71,9 @@ def think(layer: Layer) -> dict:
 def min_max(x: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
     """Codes, scales and minima of groups along the last axis, and the distance of the nearest tie between codes."""
     low = x.min(axis=-1, keepdims=True)
-    scale = (x.max(axis=-1, keepdims=True) - low) / (2**bits - 1)
-    scale = np.where(scale == 0, 1.0, scale)
-    level = (x - low) / scale
+    scale = halves((x.max(axis=-1, keepdims=True) - low) / (2**bits - 1))
+    scale, low = np.where(scale == 0, 1.0, scale), halves(low)
+    level = np.clip((x - low) / scale, 0, 2**bits - 1)
     tie = np.abs(np.abs(level - np.floor(level)) - 0.5).min()
     return np.rint(level).astype(int), scale[..., 0], low[..., 0], tie
 
@@ -95,7 +95,7 @@ def kivi(layer: Layer) -> dict:
         for name, part in [("keys", keys), ("values", values)]:
             codes, scale, low, tie = min_max(part, bits)
             assert tie > 1e-5, "an unclear code: change the seed"
-            case[name] = {"codes": codes, "scale": halves(scale), "minimum": halves(low)}
+            case[name] = {"codes": codes, "scale": scale, "minimum": low}
         cases.append(case)
     flat = min_max(np.full((1, group), 0.75), 2)
     zero = {"name": "group of equals", "options": {"bits": 2, "group": group}, "codes": flat[0], "scale": flat[1]}
@@ -115,7 +115,7 @@ def kivi(layer: Layer) -> dict:
             "keys.codes [KV heads, d, groups of 8 tokens, 8] of the first 32 tokens; values.codes [KV heads, "
             "tokens, groups "
             "of 8 channels, 8] of the first 30.",
-            "Codes come of the exact scale and minimum; both are then stored as f16 (given as read back).",
+            "Scale and minimum are f16, as upstream computes them, and codes come of them as stored.",
             "A group of equals has scale 1 and codes 0; upstream divides by 0.",
             "plain parts: tokens not coded, the same whether a prompt brought them or decoding did.",
         ],

@@ -1,5 +1,9 @@
 //! Attention over codes, which are never decoded: products of integers, exact, and so the same bits everywhere.
 //!
+//! Codes between a smallest and a largest element are not among these: the scale of a key's element belongs to its channel in one
+//! strip, so that a query would have to be rounded anew for every strip. The reader of tiles replaces them by what they stand for
+//! (`strip.rs`), and they are plain pages from there on.
+//!
 //! **Scores.** A code stands for an integer `z` (its codebook's point times a multiplier `M`; for `q8_0` the code itself), a
 //! key for `a / M * z` with its scale `a`, relative to a centre and, rotated, to a channel scale and a rotation. The query is
 //! given the inverse once ([`queries`]): `q~ = H (s * c * q)`, then rounded to integers of 8 bits relative to its largest

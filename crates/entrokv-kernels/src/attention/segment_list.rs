@@ -101,7 +101,7 @@ impl SegmentList {
         assert!(segment.end() <= 1 << 32, "positions up to {} do not fit 32 bits", segment.end());
         self.contents.add(&segment);
         assert!(
-            self.contents.off_strips == 0 || !self.contents.any_coded(),
+            self.contents.off_strips == 0 || !self.contents.any(PageFormat::is_coded),
             "pages beside coded ones start at multiples of {LANES}",
         );
         self.segments.push(segment);
@@ -171,6 +171,11 @@ impl SegmentList {
         PageFormat::ALL.into_iter().any(|format| format.is_rotated() && self.contents.values[format as usize] > 0)
     }
 
+    /// Whether some of its keys or values are codes that attention reads as what they stand for.
+    pub(super) fn has_min_max(&self) -> bool {
+        self.contents.any(|format| format.min_max_bits().is_some())
+    }
+
     fn layout(&self, segment: &Segment) -> PageLayout {
         let Segment { keys, values, .. } = *segment;
         PageLayout { keys, values, page_size: self.page_size, head_dim: self.head_dim }
@@ -190,9 +195,10 @@ impl Contents {
         self.off_strips -= usize::from(!segment.position.is_multiple_of(LANES as u32));
     }
 
-    fn any_coded(&self) -> bool {
+    /// Whether keys or values of some segment are of such a format.
+    fn any(&self, such: fn(PageFormat) -> bool) -> bool {
         let held = |format: PageFormat| self.keys[format as usize] + self.values[format as usize] > 0;
-        PageFormat::ALL.into_iter().any(|format| format.is_coded() && held(format))
+        PageFormat::ALL.into_iter().any(|format| such(format) && held(format))
     }
 }
 

@@ -12,6 +12,8 @@ use super::aligned::Aligned;
 use super::pack::{PackKeys, PackValues};
 use super::softmax::Sight;
 use super::{AttentionParams, ScoreArithmetic, Segment, SegmentList, TILE};
+use crate::codes::min_max::{ExpandStrip, MinMaxStrip};
+use crate::codes::packing::Part;
 use crate::page::{PageFormat, PageLayout};
 use crate::simd::{Kernel, LANES, Pairs, Simd};
 
@@ -128,9 +130,9 @@ impl StripPlaces {
         StripPlaces {
             formats: [layout.keys, layout.values],
             page_bytes: layout.bytes(),
-            key_bytes: layout.keys.bytes(LANES, layout.head_dim),
+            key_bytes: layout.keys.bytes(Part::Keys, LANES, layout.head_dim),
             values_at: layout.key_bytes(),
-            value_bytes: layout.values.bytes(LANES, layout.head_dim),
+            value_bytes: layout.values.bytes(Part::Values, LANES, layout.head_dim),
         }
     }
 
@@ -209,6 +211,9 @@ impl<'a> TileReader<'a> {
                 self.gather(simd, segment, slots_in_sight(segment), list.first_token(first + i), buffers);
             }
             self.point_to_copies(buffers);
+        }
+        if self.list.has_min_max() {
+            self.expand_min_max(simd, buffers);
         }
         // The last one may reach into the next tile.
         self.next += num_inside.saturating_sub(1);
@@ -309,8 +314,31 @@ impl<'a> TileReader<'a> {
             PageFormat::F32 => false,
             PageFormat::F16 => self.num_rows <= MAX_DIRECT_ROWS,
             PageFormat::Bf16 => true,
-            // Codes are read where they are.
+            // Codes that are multiplied are read where they are, the others have been expanded.
             PageFormat::Q8_0 | PageFormat::Tq4 | PageFormat::Tq3 | PageFormat::Tq2 => true,
+            PageFormat::Kivi4 | PageFormat::Kivi2 => false,
+        }
+    }
+
+    /// Replaces codes between smallest and largest elements by f32 copies of what they stand for, which are read like plain pages
+    /// from here on. Their strips are in place (see [`SegmentList`]), so that nothing else has copies in these buffers yet.
+    fn expand_min_max<S: Simd>(&self, simd: S, buffers: &mut StripBuffers) {
+        let d = self.params.head_dim;
+        let StripBuffers { strips, keys, values, .. } = buffers;
+        keys.reserve(strips.len() * LANES * d);
+        values.reserve(strips.len() * LANES * d);
+        let copies = keys.chunks_exact_mut(LANES * d).zip(values.chunks_exact_mut(LANES * d));
+        for (strip, (keys, values)) in strips.iter_mut().zip(copies) {
+            if let Some(bits) = strip.key_format.min_max_bits() {
+                let layout = MinMaxStrip { bits, part: Part::Keys, head_dim: d };
+                strip.keys = expand_part(simd, layout, strip.keys, keys);
+                (strip.key_format, strip.ahead_of_keys) = (PageFormat::F32, strip.keys);
+            }
+            if let Some(bits) = strip.value_format.min_max_bits().filter(|_| self.parts == Parts::KeysAndValues) {
+                let layout = MinMaxStrip { bits, part: Part::Values, head_dim: d };
+                strip.values = expand_part(simd, layout, strip.values, values);
+                (strip.value_format, strip.ahead_of_values) = (PageFormat::F32, strip.values);
+            }
         }
     }
 
@@ -444,6 +472,14 @@ impl<'a> TileReader<'a> {
             (strip.ahead_of_keys, strip.ahead_of_values) = (strip.keys, strip.values);
         }
     }
+}
+
+/// Writes what a part's codes stand for to `copy`, and returns where that is.
+fn expand_part<S: Simd>(simd: S, layout: MinMaxStrip, part: *const u8, copy: &mut [f32]) -> *const u8 {
+    // SAFETY: a strip's part in place is a whole strip of its format, in a borrowed frame (see `TileReader::read`).
+    let strip = unsafe { std::slice::from_raw_parts(part, layout.bytes()) };
+    simd.vectorize(ExpandStrip { layout, strip, out: &mut *copy });
+    copy.as_ptr().cast()
 }
 
 /// Copies one part of a strip as f32, in rows, and returns where it is; f32 is not copied but returned.

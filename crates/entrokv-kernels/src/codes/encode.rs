@@ -172,7 +172,7 @@ fn encode_rotated<S: Simd>(
 
 /// To the nearest f16, ties to even.
 #[inline(always)]
-fn round_to_f16(x: [f32; LANES]) -> [f16; LANES] {
+pub(super) fn round_to_f16(x: [f32; LANES]) -> [f16; LANES] {
     use half::slice::HalfFloatSliceExt;
     let mut rounded = [f16::ZERO; LANES];
     rounded.convert_from_f32_slice(&x);
@@ -180,7 +180,7 @@ fn round_to_f16(x: [f32; LANES]) -> [f16; LANES] {
 }
 
 #[inline(always)]
-fn widen(x: [f16; LANES]) -> [f32; LANES] {
+pub(super) fn widen(x: [f16; LANES]) -> [f32; LANES] {
     use half::slice::HalfFloatSliceExt;
     let mut wide = [0.0; LANES];
     x.convert_to_f32_slice(&mut wide);

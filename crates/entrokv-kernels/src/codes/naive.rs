@@ -48,3 +48,23 @@ pub(super) fn encode(book: &Codebook, y: &[f64]) -> Encoded {
     let squares: f64 = points.map(|z| z * z).sum();
     Encoded { distances: y.iter().map(distance).collect(), scale: round(products / squares), codes }
 }
+
+/// A group of elements as codes between the smallest and the largest.
+pub(super) struct MinMax {
+    pub(super) codes: Vec<u8>,
+    pub(super) scale: f64,
+    pub(super) minimum: f64,
+    /// How far each level lies from where its code would change.
+    pub(super) distances: Vec<f64>,
+}
+
+pub(super) fn min_max(x: &[f64], bits: u32) -> MinMax {
+    let (low, high) = x.iter().fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), x| (low.min(*x), high.max(*x)));
+    let largest = f64::from((1 << bits) - 1);
+    let (scale, minimum) = (round((high - low) / largest), round(low));
+    let scale = if scale == 0.0 { 1.0 } else { scale };
+    let level = |x: &f64| ((x - minimum) / scale).clamp(0.0, largest);
+    let distance = |x: &f64| 0.5 - (level(x) - level(x).round_ties_even()).abs();
+    let code = |x: &f64| level(x).round_ties_even() as u8;
+    MinMax { codes: x.iter().map(code).collect(), scale, minimum, distances: x.iter().map(distance).collect() }
+}

@@ -9,7 +9,7 @@ use crate::isa::Isa;
 use crate::simd::{LANES, dispatch};
 
 /// How far a ratio may lie from a boundary for its code to be decided by rounding: the tolerance of the format's definition.
-const BOUNDARY: f64 = 1e-4;
+pub(super) const BOUNDARY: f64 = 1e-4;
 
 const CODES: [Code; 4] =
     [Code::Q8, Code::Rotated(Rotated::Tq4), Code::Rotated(Rotated::Tq3), Code::Rotated(Rotated::Tq2)];
@@ -17,7 +17,7 @@ const CODES: [Code; 4] =
 const ROTATED: [Rotated; 3] = [Rotated::Tq4, Rotated::Tq3, Rotated::Tq2];
 
 /// SplitMix64 and what is drawn from it.
-struct Random(u64);
+pub(super) struct Random(pub(super) u64);
 
 impl Random {
     fn next(&mut self) -> u64 {
@@ -33,12 +33,12 @@ impl Random {
     }
 
     /// Box and Muller.
-    fn normal(&mut self) -> f32 {
+    pub(super) fn normal(&mut self) -> f32 {
         let (a, b) = (self.uniform(), self.uniform());
         ((-2.0 * a.ln()).sqrt() * (std::f64::consts::TAU * b).cos()) as f32
     }
 
-    fn vectors(&mut self, head_dim: usize, size: f32) -> Vec<Vec<f32>> {
+    pub(super) fn vectors(&mut self, head_dim: usize, size: f32) -> Vec<Vec<f32>> {
         (0..LANES).map(|_| (0..head_dim).map(|_| self.normal() * size).collect()).collect()
     }
 
@@ -81,7 +81,7 @@ fn relative_error<'a>(pairs: impl Iterator<Item = (&'a [f32], &'a [f32])>, centr
 }
 
 /// Whether two f16 are at most one step apart.
-fn one_step(a: f16, b: f16) -> bool {
+pub(super) fn one_step(a: f16, b: f16) -> bool {
     a.to_bits().abs_diff(b.to_bits()) <= 1
 }
 
@@ -228,15 +228,15 @@ fn packed_codes_are_found_where_they_were_put() {
 }
 
 /// Real keys, values and a query, and what the f64 reference makes of them.
-struct Golden {
-    keys: Vec<Vec<f32>>,
-    values: Vec<Vec<f32>>,
+pub(super) struct Golden {
+    pub(super) keys: Vec<Vec<f32>>,
+    pub(super) values: Vec<Vec<f32>>,
     query: Vec<f32>,
     json: serde_json::Value,
 }
 
 impl Golden {
-    fn all() -> [(&'static str, Golden); 2] {
+    pub(super) fn all() -> [(&'static str, Golden); 2] {
         macro_rules! golden {
             ($name:literal) => {
                 ($name, {

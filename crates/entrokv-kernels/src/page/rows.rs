@@ -3,7 +3,7 @@
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use super::{PageFormat, PageLayout};
+use super::{PageFormat, PageLayout, Part};
 use crate::simd::LANES;
 
 /// Dimensions of a strip of keys that are transposed at a time: what is staged stays in the first-level cache.
@@ -57,7 +57,7 @@ impl PageLayout {
         assert_eq!(frame.len(), self.bytes(), "a frame of {self:?}");
         assert!(!self.keys.is_coded() && !self.values.is_coded(), "a token cannot be written into {self:?}");
         let (keys, values) = frame.split_at_mut(self.key_bytes());
-        let keys = &mut keys[self.keys.bytes(slot, self.head_dim)..];
+        let keys = &mut keys[self.keys.bytes(Part::Keys, slot, self.head_dim)..];
         let mut staged = [[0.0; LANES]; STAGED_DIMS];
         for first_dim in (0..self.head_dim).step_by(STAGED_DIMS) {
             let num_dims = STAGED_DIMS.min(self.head_dim - first_dim);
@@ -73,12 +73,12 @@ impl PageLayout {
                     staged.iter_mut().zip(k).for_each(|(to, x)| to[lane] = *x);
                 }
             }
-            let at = self.keys.bytes(LANES, first_dim);
+            let at = self.keys.bytes(Part::Keys, LANES, first_dim);
             store(self.keys, &mut keys[at..], &staged.as_flattened()[..num_dims * LANES]);
         }
 
-        let values = &mut values[self.values.bytes(slot, self.head_dim)..];
-        let row_bytes = self.values.bytes(1, self.head_dim);
+        let values = &mut values[self.values.bytes(Part::Values, slot, self.head_dim)..];
+        let row_bytes = self.values.bytes(Part::Values, 1, self.head_dim);
         if self.values == PageFormat::Bf16 {
             for (pair, to) in values.chunks_exact_mut(2 * row_bytes).take(LANES / 2).enumerate() {
                 let (even, odd) = (token(2 * pair).1, token(2 * pair + 1).1);

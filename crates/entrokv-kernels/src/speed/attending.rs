@@ -23,7 +23,7 @@ const DECODE_BYTES: usize = 192 << 20;
 const HEADS: [(usize, usize, usize); 2] = [(9, 3, 64), (12, 2, 128)];
 
 /// Formats of keys and values.
-const FORMATS: [(&str, PageFormat); 7] = [
+const FORMATS: [(&str, PageFormat); 9] = [
     ("f32", PageFormat::F32),
     ("bf16", PageFormat::Bf16),
     ("f16", PageFormat::F16),
@@ -31,6 +31,8 @@ const FORMATS: [(&str, PageFormat); 7] = [
     ("tq4", PageFormat::Tq4),
     ("tq3", PageFormat::Tq3),
     ("tq2", PageFormat::Tq2),
+    ("kivi4", PageFormat::Kivi4),
+    ("kivi2", PageFormat::Kivi2),
 ];
 
 /// What queries meet.
