@@ -70,7 +70,7 @@ impl PageKind {
 
     /// Payload bytes of one page: keys and values of `page_size` tokens of one KV head.
     pub const fn page_bytes(self, shape: &CacheShape) -> u64 {
-        self.keys.part_bytes(shape) + self.values.part_bytes(shape)
+        self.keys.key_bytes(shape) + self.values.value_bytes(shape)
     }
 
     /// Whether pages of `shape` can be of this kind.
@@ -112,10 +112,11 @@ impl FromStr for PageKind {
         let pair = |keys: &str, values: &str| Some(Self { keys: keys.parse().ok()?, values: values.parse().ok()? });
         let kind = if let Some((keys, values)) = text.split_once('/') {
             pair(keys, values)
-        } else if let Some((keys, bits)) = text.split_once('v') {
-            pair(keys, &format!("tq{bits}")).filter(|kind| kind.keys.is_rotated())
         } else {
-            pair(text, text)
+            // A name may have a `v` in it too.
+            let short = |(keys, bits): (&str, &str)| pair(keys, &format!("tq{bits}"));
+            let short = || text.split_once('v').and_then(short).filter(|kind| kind.keys.is_rotated());
+            pair(text, text).or_else(short)
         };
         kind.ok_or_else(|| PageKindError { got: text.to_owned() })
     }
@@ -176,8 +177,12 @@ mod tests {
             ("tq4", [1088, 2112, 4160]),
             ("tq3", [832, 1600, 3136]),
             ("tq2", [576, 1088, 2112]),
+            ("kivi4", [1408, 2816, 5632]),
+            ("kivi2", [896, 1792, 3584]),
             ("tq3v2", [704, 1344, 2624]),
             ("f16/tq4", [2592, 5152, 10272]),
+            ("kivi4/kivi2", [1152, 2304, 4608]),
+            ("q8_0/kivi4", [1728, 3456, 6912]),
         ];
         for (name, bytes) in cases {
             let kind: PageKind = name.parse().unwrap();
@@ -204,12 +209,25 @@ mod tests {
 
     #[test]
     fn what_is_no_kind_lists_the_kinds() {
-        for got in
-            ["", "tq5", "F16", "f16/", "/f16", "tq3v", "tq3v9", "f16v2", "q8_0v4", "tq3/tq2/tq2", "tq3vtq2", "q4_0"]
-        {
+        for got in [
+            "",
+            "kivi3",
+            "kivi4v2",
+            "tq5",
+            "F16",
+            "f16/",
+            "/f16",
+            "tq3v",
+            "tq3v9",
+            "f16v2",
+            "q8_0v4",
+            "tq3/tq2/tq2",
+            "tq3vtq2",
+            "q4_0",
+        ] {
             assert_eq!(got.parse::<PageKind>(), Err(PageKindError { got: got.to_string() }), "{got}");
         }
-        let message = r#"unknown cache type "q4_0": the types are f32, f16, bf16, q8_0, tq4, tq3, tq2, and pairs of keys and values such as tq3v2 or q8_0/tq4"#;
+        let message = r#"unknown cache type "q4_0": the types are f32, f16, bf16, q8_0, tq4, tq3, tq2, kivi4, kivi2, and pairs of keys and values such as tq3v2 or q8_0/tq4"#;
         assert_eq!("q4_0".parse::<PageKind>().unwrap_err().to_string(), message);
     }
 
@@ -230,6 +248,12 @@ mod tests {
         assert_eq!(
             check("f16/q8_0", 64, 20),
             refused("cache type f16/q8_0 needs pages of a multiple of 16 tokens, got 20")
+        );
+        assert_eq!(check("kivi4/kivi2", 96, 48), Ok(()));
+        assert_eq!(check("kivi4", 64, 24), refused("cache type kivi4 needs pages of a multiple of 16 tokens, got 24"));
+        assert_eq!(
+            check("q8_0/kivi2", 48, 16),
+            refused("cache type q8_0/kivi2 needs a head dimension that is a multiple of 32 and at most 512, got 48")
         );
     }
 }

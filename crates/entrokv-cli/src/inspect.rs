@@ -21,7 +21,7 @@ use self::conversion::Conversion;
 const FRACTIONS: [&str; 5] = ["50%", "30%", "20%", "10%", "5%"];
 
 /// Kinds of page whose bytes are shown, where the model's heads allow them.
-const KINDS: [&str; 8] = ["f16", "f32", "bf16", "q8_0", "tq4", "tq3", "tq3v2", "tq2"];
+const KINDS: [&str; 10] = ["f16", "f32", "bf16", "q8_0", "tq4", "tq3", "tq3v2", "tq2", "kivi4", "kivi2"];
 
 const EXAMPLES: &str = "\
 Examples:

@@ -57,7 +57,7 @@ pub(crate) struct RunArgs {
     /// Tokens a page of the cache, 1 to 256
     #[arg(long, env = "ENTROKV_PAGE_SIZE", value_name = "TOKENS", default_value = "16", visible_alias = "block-size", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(crate) page_size: u16,
-    /// How the cache is stored: f32, f16, bf16; q8_0, tq4, tq3, tq2 (codes of about so many bits); pairs of keys and values such as tq3v2 or q8_0/tq4
+    /// How the cache is stored: f32, f16, bf16; q8_0, tq4, tq3, tq2, kivi4, kivi2 (codes of about so many bits); pairs of keys and values such as tq3v2 or q8_0/tq4
     #[arg(long, env = "ENTROKV_CACHE_TYPE", value_name = "TYPE", default_value = "f16", visible_alias = "kv-cache-dtype", value_parser = parse_kind)]
     pub(crate) cache_type: PageKind,
     /// How keys are stored [default: as --cache-type says]

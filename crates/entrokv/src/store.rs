@@ -268,6 +268,8 @@ pub(crate) fn format(encoding: Encoding) -> PageFormat {
         Encoding::Tq4 => PageFormat::Tq4,
         Encoding::Tq3 => PageFormat::Tq3,
         Encoding::Tq2 => PageFormat::Tq2,
+        Encoding::Kivi4 => PageFormat::Kivi4,
+        Encoding::Kivi2 => PageFormat::Kivi2,
     }
 }
 

@@ -24,7 +24,10 @@ fn bad_flags_are_bad_usage() {
         (&["--policy", "fast-kvzip:gates=x,window=2%", "--kv-budget", "20%"], "option `window` of fast-kvzip is auto"),
         (&["--policy", "none", "--kv-budget", "20%"], "--policy none keeps everything"),
         (&["--page-size", "257"], "257"),
-        (&["--cache-type", "q4_0"], "unknown cache type \"q4_0\": the types are f32, f16, bf16, q8_0, tq4, tq3, tq2"),
+        (
+            &["--cache-type", "q4_0"],
+            "unknown cache type \"q4_0\": the types are f32, f16, bf16, q8_0, tq4, tq3, tq2, kivi4, kivi2",
+        ),
         (&["--cache-type", "tq3v5"], "unknown cache type \"tq3v5\""),
         (&["-k", "tq3v2"], "unknown cache type \"tq3v2\""),
         (&["--cache-type-v", ""], "unknown cache type \"\""),
