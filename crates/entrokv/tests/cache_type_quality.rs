@@ -28,11 +28,13 @@ struct Case {
 
 /// The bars of the format's specification, section 5, and of the issue that asked for it; 8-bit codes have none of their own
 /// for the divergence.
-const CASES: [Case; 4] = [
+const CASES: [Case; 6] = [
     Case { kind: "q8_0", nll: 0.01, kl: 0.001 },
     Case { kind: "tq4", nll: 0.01, kl: 0.006 },
     Case { kind: "tq3", nll: 0.03, kl: 0.025 },
     Case { kind: "tq2", nll: f64::INFINITY, kl: 0.12 },
+    Case { kind: "kivi4", nll: 0.02, kl: 0.006 },
+    Case { kind: "kivi2", nll: f64::INFINITY, kl: 0.12 },
 ];
 
 /// The 1,024 tokens of the golden text, where they are at hand.

@@ -20,7 +20,20 @@ use support::{count, gguf, options, random_tokens};
 const MODELS: [&str; 3] = ["qwen3-tied", "qwen3-untied", "gemma3"];
 
 /// One of each encoding, alike and mixed.
-const KINDS: [&str; 8] = ["bf16", "q8_0", "tq4", "tq3", "tq2", "tq3v2", "f32/tq4", "q8_0/f16"];
+const KINDS: [&str; 12] = [
+    "bf16",
+    "q8_0",
+    "tq4",
+    "tq3",
+    "tq2",
+    "kivi4",
+    "kivi4/kivi2",
+    "q8_0/kivi4",
+    "kivi2/tq2",
+    "tq3v2",
+    "f32/tq4",
+    "q8_0/f16",
+];
 
 fn coded(kind: &str) -> ModelOptions {
     ModelOptions { page_kind: kind.parse().unwrap(), ..options() }
@@ -68,7 +81,7 @@ fn read_prompt(model: &mut Model, id: SequenceId, len: usize) {
 fn what_has_left_the_window_is_codes_at_the_prompts_end_and_while_decoding() {
     for name in MODELS {
         let gguf = gguf(name);
-        for kind_name in ["q8_0", "tq4", "tq3v2", "f32/tq4"] {
+        for kind_name in ["q8_0", "tq4", "tq3v2", "f32/tq4", "kivi4/kivi2"] {
             let kind: PageKind = kind_name.parse().unwrap();
             let mut model = open(&gguf, &coded(kind_name));
             let (groups, shape) = (model.engine.shape().num_global_groups() as u64, Arc::clone(model.engine.shape()));
@@ -113,7 +126,8 @@ fn rotated_keys_wait_for_128_positions_and_others_do_not() {
         plain.engine.step().unwrap();
     }
     let segments = beside_tables(&plain, id);
-    for (kind_name, first) in [("tq4", 16 + 128 + 32), ("tq2", 16 + 128 + 32), ("q8_0", 64), ("f16/tq3", 64)] {
+    let rotated = [("tq4", 16 + 128 + 32), ("tq2", 16 + 128 + 32), ("tq3/kivi4", 16 + 128 + 32)];
+    for (kind_name, first) in rotated.into_iter().chain([("q8_0", 64), ("f16/tq3", 64), ("kivi4", 64)]) {
         let kind: PageKind = kind_name.parse().unwrap();
         let mut model = open(&gguf, &coded(kind_name));
         let id = model.engine.submit(request(2, 40, 200, None)).unwrap();
@@ -171,7 +185,7 @@ fn any_chunk_size_and_thread_count_give_the_same_bits() {
 fn generating_is_the_same_in_any_chunks_alone_and_in_company() {
     for name in MODELS {
         let gguf = gguf(name);
-        for kind in ["q8_0", "tq4", "tq3v2"] {
+        for kind in ["q8_0", "tq4", "tq3v2", "kivi4"] {
             let requests = || {
                 let policy = "page-entro-kv:preset=serving";
                 [
@@ -205,7 +219,7 @@ fn generating_is_the_same_in_any_chunks_alone_and_in_company() {
 fn a_scored_text_is_read_as_decoding_reads_it() {
     for name in MODELS {
         let gguf = gguf(name);
-        for kind in ["q8_0", "tq3v2", "tq4"] {
+        for kind in ["q8_0", "tq3v2", "tq4", "kivi2"] {
             for page_size in [16, 64] {
                 let mut model = open(&gguf, &ModelOptions { page_size, ..coded(kind) });
                 let id = model.engine.submit(request(9, 1, 260, None)).unwrap();
@@ -228,7 +242,7 @@ fn a_scored_text_is_read_as_decoding_reads_it() {
 fn budget_holds_after_every_step() {
     for name in ["qwen3-tied", "gemma3"] {
         let gguf = gguf(name);
-        for kind in ["q8_0", "tq4", "tq3v2", "f16/tq2"] {
+        for kind in ["q8_0", "tq4", "tq3v2", "f16/tq2", "kivi4/kivi2"] {
             for policy in ["page-entro-kv", "page-entro-kv:preset=serving", "mean-pages"] {
                 for (page_size, budget, prompt) in [
                     (16, "20%", 300),
@@ -281,14 +295,14 @@ fn the_same_bytes_hold_more_pages_as_codes() {
         kv.kinds.iter().map(|held| held.pages).sum::<u64>() / groups
     };
     // f16 pages of 2,048 bytes: one for the sinks and up to three that are recent. As codes, 576 (4 bits) and 384 bytes
-    // (3 and 2 bits), the other 8 make room for 28 and 42, of which 600 tokens have 34.
-    assert_eq!(["f16", "tq4", "tq3v2"].map(pages), [12, 4 + 28, 4 + 34]);
+    // (3 and 2 bits), the other 8 make room for 28 and 42, of which 600 tokens have 34; for 23 of 704 bytes (KIVI's 4).
+    assert_eq!(["f16", "tq4", "tq3v2", "kivi4"].map(pages), [12, 4 + 28, 4 + 34, 4 + 23]);
 }
 
 #[test]
 fn a_further_turn_reads_codes_and_adds_to_them() {
     let gguf = gguf("qwen3-untied");
-    for kind_name in ["q8_0", "tq4", "tq3v2"] {
+    for kind_name in ["q8_0", "tq4", "tq3v2", "kivi4"] {
         let kind: PageKind = kind_name.parse().unwrap();
         let answers = [1, 37, 512].map(|chunk| {
             let mut model = open(&gguf, &ModelOptions { chunk_size: count(chunk), ..coded(kind_name) });
@@ -344,6 +358,8 @@ fn fewer_bits_cost_more() {
         // Random weights amplify every rounding: real models are a hundred times calmer (`real_models.rs`).
         assert!(kl[0] > 0.0 && kl.is_sorted(), "{name}: {kl:?}");
         assert!(kl[0] < 5e-3 && kl[1] < 0.1 && kl[3] < 1.0, "{name}: {kl:?}");
+        let kl = ["kivi4", "kivi2"].map(of);
+        assert!(kl[0] > 0.0 && kl.is_sorted() && kl[0] < 0.1 && kl[1] < 1.0, "{name}: {kl:?}");
         let reference = compare("tq2").reference;
         assert_eq!(reference, open(&gguf, &coded("f16")).engine.score(&tokens, &mut |_| ()).unwrap(), "{name}");
     }
@@ -380,6 +396,14 @@ fn geometries_that_codes_cannot_have_are_refused_in_one_line() {
     assert_eq!(
         refused("llama-tied", &coded("tq4")),
         "cache type tq4 needs a head dimension that is a multiple of 32 and at most 512, got 16"
+    );
+    assert_eq!(
+        refused("llama-tied", &coded("f16/kivi2")),
+        "cache type f16/kivi2 needs a head dimension that is a multiple of 32 and at most 512, got 16"
+    );
+    assert_eq!(
+        refused("qwen3-tied", &ModelOptions { page_size: 24, ..coded("kivi4") }),
+        "cache type kivi4 needs pages of a multiple of 16 tokens, got 24"
     );
     assert_eq!(
         refused("qwen3-tied", &ModelOptions { page_size: 20, ..coded("f16/q8_0") }),

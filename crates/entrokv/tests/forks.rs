@@ -83,9 +83,11 @@ const CAPS: [(Cap, [Cap; 3]); 9] = [
 
 #[test]
 fn forks_go_on_as_if_alone() {
-    for (model, kinds) in
-        [("llama-tied", &["f16"][..]), ("qwen3-tied", &["f16", "tq4", "q8_0/tq2"]), ("gemma3", &["f16", "tq4"])]
-    {
+    for (model, kinds) in [
+        ("llama-tied", &["f16"][..]),
+        ("qwen3-tied", &["f16", "tq4", "q8_0/tq2", "kivi4"]),
+        ("gemma3", &["f16", "tq4"]),
+    ] {
         for kind in kinds {
             for (first_cap, caps) in CAPS {
                 // Tiers are made of plain pages, and codes of heads of 32 elements; channels are cleared in plain pages alone.

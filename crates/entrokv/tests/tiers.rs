@@ -21,13 +21,14 @@ fn request(seed: u64, len: usize, generate: usize, budget: &str, policy: &str) -
     Request { end_tokens: EndTokens::Ignore, eviction, ..Request::greedy(random_tokens(seed, len, 256), generate) }
 }
 
-const POLICIES: [&str; 7] = [
+const POLICIES: [&str; 8] = [
     "kvzip:chunk=100,window=32,recent=32tok,pack=score,tiers=tq4:3nats+tq3v2",
     "kvzip:chunk=100,window=32,output=true,recent=32tok,pack=score,tiers=q8_0/tq4:3nats+tq3v2",
     "kvzip:chunk=100,view=chunk,window=16,recent=32tok,tiers=tq4:3nats+tq3",
     "kvzip:chunk=64,pack=score,tiers=q8_0:0.2+tq3/tq2,recent=32tok",
     "page-entro-kv:preset=serving,pack=score,tiers=tq4:2nats+tq2",
     "snapkv:pack=score,tiers=tq3",
+    "snapkv:pack=score,tiers=kivi4",
     "knorm:tiers=f16:0.1+tq4,allot=global",
 ];
 

@@ -88,7 +88,7 @@ fn moved(gguf: &Gguf, options: &ModelOptions, turns: &[Request], what: &str) -> 
 fn loading_goes_on_as_if_never_saved() {
     for (model, kinds) in [
         ("llama-tied", &["f16", "f32"][..]),
-        ("qwen3-tied", &["f16", "bf16", "q8_0", "tq3v2", "f16/tq2"]),
+        ("qwen3-tied", &["f16", "bf16", "q8_0", "tq3v2", "f16/tq2", "kivi4/kivi2"]),
         ("gemma3", &["f16", "tq4"]),
     ] {
         let gguf = gguf(model);
