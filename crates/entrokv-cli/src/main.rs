@@ -27,11 +27,13 @@ mod transcript;
 use std::process::ExitCode;
 
 use clap::Parser;
+use entrokv_kernels::heap;
 
 use crate::cli::{Cli, Command};
 
 fn main() -> ExitCode {
     interrupt::install();
+    heap::keep_little();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return cli::refuse(&error),

@@ -12,6 +12,7 @@ pub mod codes;
 pub mod compute;
 pub mod dequantize;
 mod disjoint;
+pub mod heap;
 pub mod isa;
 pub mod matmul;
 pub mod matrix;

@@ -26,6 +26,7 @@ use entrokv_cache::{
     Reading, Release, Rotation, RowOrigin, Schedule, Sharing,
 };
 use entrokv_kernels::arena::Arena;
+use entrokv_kernels::heap;
 
 pub use self::forks::ForkError;
 pub use self::kv_report::KvReport;
@@ -529,6 +530,7 @@ impl Engine {
             sequence.turn.finished = Some(FinishReason::Failed(error.to_string()));
         }
         self.reclaim();
+        heap::give_back_freed();
         Ok(true)
     }
 

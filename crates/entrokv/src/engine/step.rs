@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use entrokv_cache::{PageCost, PagePool, PoolExhausted};
+use entrokv_kernels::heap;
 
 use super::taps::{Phase, SpanTaps, Taps};
 use super::{Engine, Pass, StepOutput};
@@ -25,7 +26,9 @@ impl Engine {
         let start = Instant::now();
         let mut outputs = Vec::new();
         let work = self.schedule();
+        let used = self.pool.used_bytes();
         let work = self.make_room(work, &mut outputs);
+        let made_room = self.pool.used_bytes() < used;
         let work = self.grow(work, &mut outputs);
         if work.is_empty() {
             return Ok(outputs);
@@ -37,8 +40,12 @@ impl Engine {
                 return Err(error);
             }
         };
-        self.settle(&work, logits, start, &mut outputs);
+        let rests = self.settle(&work, logits, start, &mut outputs);
         self.reclaim();
+        if rests || made_room {
+            // What a decision takes of the heap may be as much as the pages it frees.
+            heap::give_back_freed();
+        }
         Ok(outputs)
     }
 
@@ -173,7 +180,10 @@ impl Engine {
         self.runner.forward(&batch, &mut taps)
     }
 
-    fn settle(&mut self, work: &[Work], mut logits: Logits, start: Instant, outputs: &mut Vec<StepOutput>) {
+    /// Counts what `work` has done, and lets caches, policies and answers follow; whether a cache came into the form it rests in,
+    /// so that what that took of the heap is free for good.
+    fn settle(&mut self, work: &[Work], mut logits: Logits, start: Instant, outputs: &mut Vec<StepOutput>) -> bool {
+        let mut rests = false;
         for (span, item) in work.iter().enumerate() {
             let Some(sequence) = self.sequences.get_mut(&item.id) else { continue };
             let mut ended = sequence.count(&mut self.pool, item.tokens, start.elapsed());
@@ -191,6 +201,7 @@ impl Engine {
                 continue;
             }
             let settled = sequence.settle(&mut self.pool, self.runner.as_mut(), ended);
+            rests |= ended == Ended::Prompt && !sequence.is_reading() && sequence.shrinks();
             if let (Err(error), true) = (settled, sequence.is_capped()) {
                 // What should be codes takes the room of plain pages, so the cap does not hold; without one it may wait.
                 sequence.turn.finished = Some(FinishReason::Failed(error.to_string()));
@@ -206,6 +217,7 @@ impl Engine {
                 None => sequence.output(item.id, None, String::new()),
             });
         }
+        rests
     }
 }
 
@@ -278,6 +290,11 @@ impl Sequence {
     /// Whether its cache is to stay as it is until the answer has been given.
     fn waits(&self) -> bool {
         self.turn.eviction.as_ref().is_some_and(Eviction::waits)
+    }
+
+    /// Whether its cache becomes smaller than it is written.
+    fn shrinks(&self) -> bool {
+        self.turn.eviction.is_some() || self.coding.is_some()
     }
 
     /// Evicts and encodes after an answer.
