@@ -140,6 +140,21 @@ impl Budget {
         Ok(ResolvedBudget { bytes: tokens.saturating_mul(token_bytes).max(resolved.bytes), ..resolved })
     }
 
+    /// The same as the part that it is of the full cache of a prompt of `prompt_tokens` in pages of `kind`, for what goes by parts; as
+    /// it stands where it is one, or there is nothing to be a part of.
+    #[must_use]
+    pub fn of_prompt(&self, shape: &CacheShape, kind: PageKind, prompt_tokens: usize) -> Self {
+        let (tokens, page_size) = (prompt_tokens as u64, shape.page_size as u64);
+        let page_bytes = kind.page_bytes(shape).saturating_mul(shape.num_global_groups() as u64);
+        let (part, whole) = match *self {
+            Budget::Fraction(_) | Budget::Evict(_) => return *self,
+            Budget::Tokens(kept) => (kept, tokens),
+            Budget::Pages(kept) => (kept.saturating_mul(page_size), tokens),
+            Budget::Bytes(kept) => (kept, page_bytes.saturating_mul(tokens) / page_size),
+        };
+        Ratio::new(part, whole).map_or(*self, Budget::Fraction)
+    }
+
     /// Whether it caps nothing, whatever the prompt: a fraction of 100 % or more.
     #[must_use]
     pub fn is_everything(&self) -> bool {

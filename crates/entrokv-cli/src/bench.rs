@@ -101,7 +101,7 @@ fn run_model(args: &BenchArgs, model: &str, cache: &CacheDir) -> Result<(), Fail
     args.eviction.check(Question::Seen)?;
     let options = args.run.options();
     let mut model = args.run.open(&resolve(model, cache)?)?;
-    let eviction = args.eviction.options(Question::Seen, Fit::of_engine(&model.engine))?;
+    let fit = Fit::of_engine(&model.engine);
     let vocab = model.tokenizer.vocab_size() as u64;
     let mut report = Report {
         cpu: cpu_name(),
@@ -122,10 +122,11 @@ fn run_model(args: &BenchArgs, model: &str, cache: &CacheDir) -> Result<(), Fail
     let bar = Progress::steps("measuring", args.prompt.len() as u64 * u64::from(args.repetitions));
     for repetition in 0..args.repetitions {
         for &prompt in &args.prompt {
+            let eviction = args.eviction.for_prompt(Question::Seen, fit, &model.engine, prompt as usize)?;
             let request = Request {
                 prompt: random_tokens(u64::from(repetition), vocab, prompt as usize),
                 end_tokens: EndTokens::Ignore,
-                eviction: eviction.clone(),
+                eviction,
                 ..Request::greedy(Vec::new(), args.generate as usize + 1)
             };
             reset_peak_rss();

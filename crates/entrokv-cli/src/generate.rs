@@ -88,7 +88,10 @@ pub(crate) fn run(args: &GenerateArgs, cache: &CacheDir) -> Result<(), Failure> 
         end_tokens: if args.sampling.ignore_eos { EndTokens::Ignore } else { EndTokens::Stop },
         eviction: match &loaded {
             Some(loaded) => loaded.eviction.clone(),
-            None => args.eviction.options(Question::Seen, args.kv_file.fit(&model.engine))?,
+            None => {
+                let fit = args.kv_file.fit(&model.engine);
+                args.eviction.for_prompt(Question::Seen, fit, &model.engine, prompt_tokens)?
+            }
         },
     };
 

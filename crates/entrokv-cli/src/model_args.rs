@@ -261,6 +261,20 @@ impl EvictionArgs {
         self.continuing(None, question, fit)
     }
 
+    /// The same for a prompt of so many tokens in `engine`: a recipe goes by the part of its cache that the budget is.
+    pub(crate) fn for_prompt(
+        &self,
+        question: Question,
+        fit: Fit,
+        engine: &Engine,
+        tokens: usize,
+    ) -> Result<Option<EvictionOptions>, Failure> {
+        let Some(budget) = self.kv_budget else { return self.options(question, fit) };
+        let part = budget.of_prompt(engine.shape(), engine.page_kind(), tokens);
+        let options = Self { kv_budget: Some(part), policy: self.policy.clone() }.options(question, fit)?;
+        Ok(options.map(|options| EvictionOptions { budget, ..options }))
+    }
+
     /// The same for a sequence that lived under the cap `saved`: what no flag says stays.
     pub(crate) fn continuing(
         &self,

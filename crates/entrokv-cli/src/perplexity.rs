@@ -95,7 +95,9 @@ pub(crate) fn run(args: &PerplexityArgs, cache: &CacheDir) -> Result<(), Failure
     let mut tokens: Vec<u32> = model.tokenizer.bos().filter(|_| model.tokenizer.adds_bos()).into_iter().collect();
     tokens.extend(model.tokenizer.encode_raw(&text, SpecialTokens::Plain)?);
     tokens.truncate(args.tokens.unwrap_or(usize::MAX));
-    if let Some(eviction) = args.eviction.options(Question::Seen, Fit::of_engine(&model.engine))? {
+    let fit = Fit::of_engine(&model.engine);
+    let prompt_tokens = args.prompt_tokens.map_or(tokens.len(), NonZeroUsize::get);
+    if let Some(eviction) = args.eviction.for_prompt(Question::Seen, fit, &model.engine, prompt_tokens)? {
         return capped(args, &mut model, &tokens, &eviction);
     }
     let bar = Progress::steps("scoring", tokens.len() as u64);

@@ -262,6 +262,24 @@ fn a_hundred_percent_is_unlimited() {
 }
 
 #[test]
+fn every_budget_is_a_part_of_a_prompt() {
+    let part =
+        |text: &str, tokens| text.parse::<Budget>().unwrap().of_prompt(&smollm2(), PageKind::F16, tokens).to_string();
+    // A token is 23,040 bytes in 90 groups.
+    for (text, expected) in [
+        ("200tok", "20%"),
+        ("10pages", "16%"),
+        ("4608kB", "20%"),
+        ("46080kB", "200%"),
+        ("20%", "20%"),
+        ("evict:0.9", "evict:0.9"),
+    ] {
+        assert_eq!(part(text, 1000), expected.parse::<Budget>().unwrap().to_string(), "{text}");
+    }
+    assert_eq!(part("200tok", 0), "200tok");
+}
+
+#[test]
 fn bytes_without_a_global_layer_have_nothing_to_cap() {
     let windows = CacheShape::new(vec![LayerKind::Window(8); 2], 1, 1, 64, 16).unwrap();
     let error = Budget::Bytes(1 << 20).check(&windows, PageKind::F16, &Pins::default()).unwrap_err();
