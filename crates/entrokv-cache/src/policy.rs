@@ -362,7 +362,7 @@ pub fn deciding_later(policy: &dyn EvictionPolicy) -> Option<Box<dyn EvictionPol
     let (name, options) = text.split_once(':').unwrap_or((&text, ""));
     let others = options.split(',').filter(|item| !item.is_empty() && !item.starts_with("schedule="));
     let options: Vec<String> =
-        others.map(str::to_owned).chain([format!("schedule={}", Schedule::AfterAnswer)]).collect();
+        others.map(str::to_owned).chain([format!("schedule={}", Schedule::AfterAnswer(0))]).collect();
     parse_policy(&format!("{name}:{}", options.join(","))).ok()
 }
 

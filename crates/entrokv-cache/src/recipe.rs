@@ -23,6 +23,9 @@ pub enum Question {
     Seen,
     /// It comes later, so that scores must not depend on it: a pass repeats the text.
     Later,
+    /// It comes with a later turn of a conversation. Nobody waits for the pass, and what the last rows look at is this turn's
+    /// question, not the next one.
+    NextTurn,
     /// It comes later, and a few questions that any text may be asked stand for it: cheaper, and worse.
     Probed,
 }
@@ -35,7 +38,8 @@ pub const AUTO: &str = "auto";
 ///
 /// Pages are of two tiers, which become smaller with the budget; where it has room for everything, one tier is enough. Where a pass
 /// has scored all tokens they are packed by score. Rows of a question are no such score: they look at what a fact is about, and what
-/// it says is looked at in the answer, so that pages stay together there. A budget that is no part of the prompt ([`Budget::of_prompt`] makes it one) is treated as a small one: as many
+/// it says is looked at in the answer, so that pages stay together there. A budget that is no part of the prompt
+/// ([`Budget::of_prompt`] makes it one) is treated as a small one: as many
 /// pages as there is room for are of the first tier in any case.
 ///
 /// # Errors
@@ -61,6 +65,7 @@ pub fn recipe(text: &str, budget: Budget, question: Question) -> Result<String, 
         })?;
         match (key.trim(), value.trim()) {
             ("pass", "none") => pass = Question::Seen,
+            ("pass", "reconstruct") if question == Question::NextTurn => pass = question,
             ("pass", "reconstruct") => pass = Question::Later,
             ("pass", "probe") => pass = Question::Probed,
             ("pass", got) => {
@@ -74,13 +79,19 @@ pub fn recipe(text: &str, budget: Budget, question: Question) -> Result<String, 
         Question::Seen => ("page-entro-kv", vec![("preset", "serving"), ("allot", "global")]),
         Question::Probed => ("page-entro-kv", vec![("preset", "serving"), ("allot", "global"), ("rows", "probe")]),
         Question::Later => ("kvzip", vec![("chunk", "1024"), ("window", "32")]),
+        Question::NextTurn => ("kvzip", vec![("chunk", "1024")]),
     };
     let (_, tiers) = BY_SHARE.iter().find(|(least, _)| share >= *least).expect("the last is for any share");
     parts.push(("recent", "32tok"));
-    if pass == Question::Later {
+    if matches!(pass, Question::Later | Question::NextTurn) {
         parts.push(("pack", "score"));
     }
     parts.push(("tiers", tiers));
+    if question == Question::NextTurn {
+        // A part of a conversation that has only begun is too little to hold what was said in it.
+        let is_part = matches!(budget, Budget::Fraction(_) | Budget::Evict(_));
+        parts.push(("schedule", if is_part { "after_answer:512" } else { "after_answer" }));
+    }
     for (key, value) in given {
         match parts.iter_mut().find(|(known, _)| *known == key) {
             Some(part) => part.1 = value,
@@ -120,8 +131,13 @@ mod tests {
         assert_eq!(recipe("auto:pass=none", "1/5", later), format!("{entro},tiers=q8_0/tq4:3nats+tq3v2"));
         let replaced = recipe("auto:pass=reconstruct,tiers=tq3,weight=0.5", "10%", seen);
         assert_eq!(replaced, "kvzip:chunk=1024,window=32,recent=32tok,pack=score,tiers=tq3,weight=0.5");
+        let turns = Question::NextTurn;
+        let of_turns = "kvzip:chunk=1024,recent=32tok,pack=score,tiers=q8_0/tq4:3nats+tq4/tq2";
+        assert_eq!(recipe("auto", "10%", turns), format!("{of_turns},schedule=after_answer:512"));
+        assert_eq!(recipe("auto:pass=reconstruct,schedule=once", "10%", turns), format!("{of_turns},schedule=once"));
+        assert!(recipe("auto:pass=none", "100tok", turns).ends_with(",schedule=after_answer"));
         for budget in ["40%", "20%", "5%", "100tok"] {
-            for question in [seen, later] {
+            for question in [seen, later, turns, Question::Probed] {
                 parse_policy(&recipe("auto", budget, question)).unwrap();
             }
         }

@@ -18,14 +18,15 @@ pub enum Schedule {
     /// that happens at a prompt's end. What is held while reading is then the budget and a chunk at most.
     PerChunk(NonZeroU32),
     /// Once, and not before whoever runs the sequence says that it may: after an answer, so that a pass over the text delays no
-    /// token. Until then nothing goes.
-    AfterAnswer,
+    /// token. Until then nothing goes, nor before the sequence has so many tokens: what little there would be of a short one is
+    /// soon not what a longer one needs.
+    AfterAnswer(u32),
 }
 
 impl Schedule {
     /// Its spellings, in words.
     pub(crate) const EXPECTED: &'static str = "once, rolling, every:N or per_chunk:N with N tokens, 1 or more, \
-         per_chunk, which is per_chunk:512, or after_answer";
+         per_chunk, which is per_chunk:512, after_answer, or after_answer:N, once there are N tokens";
 
     /// Positions between two evictions of a bare `per_chunk`: what the engine reads in a step by default.
     const CHUNK: NonZeroU32 = NonZeroU32::new(512).expect("512 is not 0");
@@ -33,7 +34,7 @@ impl Schedule {
     /// Whether pages go while decoding, so that rows of generated tokens are worth asking for.
     #[must_use]
     pub fn goes_on(self) -> bool {
-        !matches!(self, Self::Once | Self::AfterAnswer)
+        !matches!(self, Self::Once | Self::AfterAnswer(_))
     }
 
     /// Pages of `page_size` tokens to make room for when one is to be opened and there is none.
@@ -41,7 +42,7 @@ impl Schedule {
     pub fn pages_at_once(self, page_size: usize) -> usize {
         match self {
             Self::Every(tokens) => (tokens.get() as usize).div_ceil(page_size),
-            Self::Once | Self::Rolling | Self::PerChunk(_) | Self::AfterAnswer => 1,
+            Self::Once | Self::Rolling | Self::PerChunk(_) | Self::AfterAnswer(_) => 1,
         }
     }
 
@@ -53,7 +54,7 @@ impl Schedule {
                 let chunk = tokens.get() as usize;
                 Some((position / chunk + 1).saturating_mul(chunk))
             }
-            Self::Once | Self::Rolling | Self::Every(_) | Self::AfterAnswer => None,
+            Self::Once | Self::Rolling | Self::Every(_) | Self::AfterAnswer(_) => None,
         }
     }
 }
@@ -65,7 +66,8 @@ impl fmt::Display for Schedule {
             Self::Rolling => f.write_str("rolling"),
             Self::Every(tokens) => write!(f, "every:{tokens}"),
             Self::PerChunk(tokens) => write!(f, "per_chunk:{tokens}"),
-            Self::AfterAnswer => f.write_str("after_answer"),
+            Self::AfterAnswer(0) => f.write_str("after_answer"),
+            Self::AfterAnswer(tokens) => write!(f, "after_answer:{tokens}"),
         }
     }
 }
@@ -74,14 +76,15 @@ impl FromStr for Schedule {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
-        let tokens = |text: &str| text.parse().map_err(|_| ());
+        let tokens = |text: &str| text.parse::<NonZeroU32>().map_err(|_| ());
         match text.split_once(':') {
             None if text == "once" => Ok(Self::Once),
             None if text == "rolling" => Ok(Self::Rolling),
-            None if text == "after_answer" => Ok(Self::AfterAnswer),
+            None if text == "after_answer" => Ok(Self::AfterAnswer(0)),
             None if text == "per_chunk" => Ok(Self::PerChunk(Self::CHUNK)),
             Some(("every", number)) => tokens(number).map(Self::Every),
             Some(("per_chunk", number)) => tokens(number).map(Self::PerChunk),
+            Some(("after_answer", number)) => tokens(number).map(|tokens| Self::AfterAnswer(tokens.get())),
             _ => Err(()),
         }
     }
@@ -93,11 +96,22 @@ mod tests {
 
     #[test]
     fn schedules_print_what_they_parse_from() {
-        for text in ["once", "rolling", "every:1", "every:128", "per_chunk:64", "after_answer"] {
+        for text in ["once", "rolling", "every:1", "every:128", "per_chunk:64", "after_answer", "after_answer:512"] {
             assert_eq!(text.parse::<Schedule>().map(|schedule| schedule.to_string()).as_deref(), Ok(text));
         }
         assert_eq!("per_chunk".parse(), "per_chunk:512".parse::<Schedule>());
-        for text in ["", "every", "every:0", "every:-1", "per_chunk:0", "per_chunk:", "rolling:3", "once ", "Once"] {
+        for text in [
+            "",
+            "every",
+            "every:0",
+            "every:-1",
+            "per_chunk:0",
+            "per_chunk:",
+            "rolling:3",
+            "once ",
+            "Once",
+            "after_answer:0",
+        ] {
             assert_eq!(text.parse::<Schedule>(), Err(()), "{text}");
         }
     }

@@ -65,7 +65,7 @@ pub(crate) struct ChatArgs {
 /// Runs the command.
 pub(crate) fn run(args: &ChatArgs, cache: &CacheDir) -> Result<(), Failure> {
     if args.kv_file.source().is_none() {
-        args.eviction.check(Question::Later)?;
+        args.eviction.check(Question::NextTurn)?;
     } else if args.system.is_some() {
         return Err(Failure::Usage("--system begins a conversation, and --kv-load goes on with one".into()));
     }
@@ -81,7 +81,7 @@ pub(crate) fn run(args: &ChatArgs, cache: &CacheDir) -> Result<(), Failure> {
         Some(loaded) => conversation.take_up(loaded)?,
         None => {
             let fit = args.kv_file.fit(&conversation.model.engine);
-            conversation.eviction = args.eviction.options(Question::Later, fit)?;
+            conversation.eviction = args.eviction.options(Question::NextTurn, fit)?;
             args.eviction.announce(conversation.eviction.as_ref());
             conversation.clear(args.system.clone());
         }

@@ -150,7 +150,7 @@ fn answered(model: &mut Model, text: &str, trial: Trial) -> Result<Row, Failure>
             bar.restart("reading", prompt.len() as u64);
             (model.engine.submit(request(prompt, MAX_TOKENS, eviction))?, None)
         }
-        Question::Later | Question::Probed => {
+        Question::Later | Question::NextTurn | Question::Probed => {
             let prompt = model.tokenizer.encode(before, SpecialTokens::Parse)?;
             bar.restart("reading", prompt.len() as u64);
             let id = model.engine.submit(request(prompt, 0, eviction))?;
@@ -173,7 +173,7 @@ fn answered(model: &mut Model, text: &str, trial: Trial) -> Result<Row, Failure>
         policy,
         asked: match trial.question {
             Question::Seen => "before",
-            Question::Later | Question::Probed => "after",
+            Question::Later | Question::NextTurn | Question::Probed => "after",
         },
         correct: completion.text.contains(EXPECTED),
         answer: completion.text.trim().to_string(),

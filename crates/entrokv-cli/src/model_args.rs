@@ -302,7 +302,8 @@ impl EvictionArgs {
             }
             (Some(budget), None) => match saved {
                 Some(saved) => Arc::clone(&saved.policy),
-                None if fit == Fit::Tiers => named(&expanded(AUTO, budget, question)?)?,
+                // A cache of which everything may stay is left as it is written.
+                None if fit == Fit::Tiers && !budget.is_everything() => named(&expanded(AUTO, budget, question)?)?,
                 None => named(DEFAULT_POLICY)?,
             },
             (Some(_), Some(PolicyFlag::Named(name))) => named(name)?,
@@ -338,11 +339,9 @@ impl EvictionArgs {
     }
 }
 
-/// What the recipe `text` comes to. Of a question that comes later nobody waits for the pass.
+/// What the recipe `text` comes to.
 fn expanded(text: &str, budget: Budget, question: Question) -> Result<String, Failure> {
-    let policy = recipe(text, budget, question).map_err(|error| Failure::Usage(error.to_string()))?;
-    let waits = question == Question::Later && !policy.contains("schedule=");
-    Ok(if waits { policy + ",schedule=after_answer" } else { policy })
+    recipe(text, budget, question).map_err(|error| Failure::Usage(error.to_string()))
 }
 
 fn named(policy: &str) -> Result<Arc<dyn EvictionPolicy>, Failure> {

@@ -516,7 +516,7 @@ impl Engine {
 
     /// Compresses the cache of `id`, which has finished under a policy of `schedule=after_answer`: the steps that follow make its
     /// pass and evict. [`Engine::finish`] takes them; cancelled, they leave the cache as it was. `false` where that has been done,
-    /// was never asked for, or the text is too short for codes to be made of it.
+    /// was never asked for, or the text is too short for codes to be made of it or for its policy (`after_answer:N`).
     ///
     /// # Errors
     /// [`SubmitError::Unknown`], and [`SubmitError::Busy`] while it answers.
@@ -552,7 +552,8 @@ impl Engine {
         let Some(eviction) = turn.eviction.as_mut().filter(|eviction| eviction.waits()) else { return Ok(None) };
         // A text too short to be coded is too short to lose anything of it for.
         let can_encode = sequence.coding.as_ref().is_none_or(Coding::can_encode);
-        if sequence.computed < turn.prompt_end || !can_encode {
+        let least = turn.prompt_end.max(eviction.least_text().unwrap_or(0));
+        if sequence.computed < least || !can_encode {
             return Ok(None);
         }
         when(eviction);
@@ -583,7 +584,7 @@ impl Engine {
         let policy = || options.policy.to_string();
         let before = eviction.policy();
         let scores_alike = options.policy.scoring() == before.scoring();
-        if options.policy.schedule() != Schedule::AfterAnswer || !scores_alike {
+        if !matches!(options.policy.schedule(), Schedule::AfterAnswer(_)) || !scores_alike {
             return Err(SubmitError::ScoresOtherwise { policy: policy(), before: before.to_string() });
         }
         let coded = |policy: &dyn EvictionPolicy| policy.tiers().filter(|tiers| tiers.coded().is_some());

@@ -230,7 +230,15 @@ impl Eviction {
 
     /// Whether nothing is to go yet, not until [`Eviction::begin`].
     pub(crate) fn waits(&self) -> bool {
-        self.policy.schedule() == Schedule::AfterAnswer && !self.is_due
+        self.least_text().is_some() && !self.is_due
+    }
+
+    /// How many tokens there must be for a policy that waits for the answer; `None` for others.
+    pub(crate) fn least_text(&self) -> Option<usize> {
+        match self.policy.schedule() {
+            Schedule::AfterAnswer(tokens) => Some(tokens as usize),
+            _ => None,
+        }
     }
 
     /// The answer is over.

@@ -18,3 +18,4 @@ mod prompts;
 #[cfg(unix)]
 mod pulling;
 mod server;
+mod thirty_turns;
