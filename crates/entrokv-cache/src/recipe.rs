@@ -39,8 +39,8 @@ pub const AUTO: &str = "auto";
 /// Pages are of two tiers, which become smaller with the budget; where it has room for everything, one tier is enough. Where a pass
 /// has scored all tokens they are packed by score. Rows of a question are no such score: they look at what a fact is about, and what
 /// it says is looked at in the answer, so that pages stay together there. A budget that is no part of the prompt
-/// ([`Budget::of_prompt`] makes it one) is treated as a small one: as many
-/// pages as there is room for are of the first tier in any case.
+/// ([`Budget::of_prompt`] makes it one) is treated as a small one: as many pages as there is room for are of the first tier in any
+/// case.
 ///
 /// # Errors
 /// [`PolicyError`] for a text that is not `auto`, an option that is not `KEY=VALUE`, or another pass.
