@@ -75,7 +75,7 @@ pub(crate) struct RunArgs {
     /// Pre-tokenizer to use instead of the one the file names
     #[arg(long, env = "ENTROKV_PRE", value_name = "NAME")]
     pub(crate) pre: Option<String>,
-    /// Instruction set of the kernels: scalar, avx2, avxvnni, avx512, avx512bf16 [default: the best this CPU has]
+    /// Instruction set of the kernels: scalar, avx2, avxvnni, avx512, avx512bf16, amx [default: the best this CPU has]
     #[arg(long, env = "ENTROKV_ISA", value_name = "ISA", value_parser = parse_isa)]
     pub(crate) isa: Option<Isa>,
     /// How activations meet quantised weights

@@ -37,7 +37,9 @@ pub(crate) fn dispatch<K: Kernel>(isa: Isa, kernel: K) -> K::Output {
         #[cfg(target_arch = "x86_64")]
         Level::Avx512Bf16 if K::USES_PAIRS => x86::Avx512Bf16::new(isa).vectorize(kernel),
         #[cfg(target_arch = "x86_64")]
-        Level::Avx512Bf16 => x86::Avx512::new(isa).vectorize(kernel),
+        Level::Amx if K::USES_PAIRS => x86::Amx::new(isa).vectorize(kernel),
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512Bf16 | Level::Amx => x86::Avx512::new(isa).vectorize(kernel),
     }
 }
 
@@ -57,6 +59,10 @@ pub(crate) trait Simd: Copy {
     const MAX_ROWS: usize;
     /// How many vectors of each of more than `ROWS` rows it keeps.
     const MAX_ROWS_COLUMNS: usize;
+
+    /// Whether sums of dot products of bf16 are to be those of tiles (see [`tiles`]): blocks of 16 pairs, each summed from 0, first
+    /// and second elements apart.
+    const SUMS_OF_TILES: bool = false;
 
     /// The dot products of bf16 that attention is to use here, if any.
     fn pairs(self) -> Option<Self::Pairs>;
@@ -287,6 +293,7 @@ impl Simd for Scalar {
 
 pub(crate) mod integers;
 mod pairs;
+pub(crate) mod tiles;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 

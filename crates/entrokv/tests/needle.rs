@@ -132,14 +132,14 @@ fn what_cannot_be_measured_is_refused_before_anything_is_read() {
     assert!(error.starts_with("tq4: "), "{error}");
 }
 
-/// The full cache of a small model answers most of what is hidden, codes of 4 bits as much, and a cache without the middle of
-/// the text nothing of it.
+/// The full cache of a small model answers most of what is hidden, codes as much (its keys want 8 bits), and a cache without the
+/// middle of the text nothing of it.
 #[test]
 fn a_real_model_answers_what_its_cache_still_holds() {
     let Some(path) = model_path(entrokv::pull::DEFAULT_MODEL) else { return };
     let mut model = open(&path, &options());
     let hidden = Contexts::Hidden(Hiding { contexts: 3, tokens: 600, facts: 8 });
-    let plan = Plan { texts: 1, text_tokens: 500, ..plan(hidden, "tq4;f16/streaming-llm", "20%") };
+    let plan = Plan { texts: 1, text_tokens: 500, ..plan(hidden, "q8_0/tq4;f16/streaming-llm", "20%") };
     let rows = plan.run(&mut model, &mut |_, _| ()).unwrap();
     rows.iter().for_each(|row| println!("{row:?}"));
     let [full, codes, window] = &rows[..] else { panic!("{rows:?}") };

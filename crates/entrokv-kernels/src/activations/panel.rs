@@ -46,7 +46,9 @@ impl Panel {
             Level::Scalar => self.round(x, cols, Rounded::of),
             // SAFETY: an `Isa` of these levels exists only if the CPU has AVX2.
             #[cfg(target_arch = "x86_64")]
-            Level::Avx2 | Level::AvxVnni | Level::Avx512 | Level::Avx512Bf16 => unsafe { self.round_avx2(x, cols) },
+            Level::Avx2 | Level::AvxVnni | Level::Avx512 | Level::Avx512Bf16 | Level::Amx => unsafe {
+                self.round_avx2(x, cols)
+            },
         }
     }
 

@@ -56,7 +56,7 @@ impl PanelStep {
             Level::Avx2 | Level::AvxVnni => unsafe { Self::round_avx2(x, steps) },
             // SAFETY: an `Isa` of these levels exists only if the CPU has AVX2 and AVX-512 F, BW, DQ, VL and VNNI.
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512 | Level::Avx512Bf16 => unsafe { avx512::round(x, steps) },
+            Level::Avx512 | Level::Avx512Bf16 | Level::Amx => unsafe { avx512::round(x, steps) },
         }
     }
 

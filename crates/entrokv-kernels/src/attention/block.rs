@@ -7,20 +7,23 @@ use super::coded::{
     AddValues as AddCodedValues, CodedQueries, LoadQueries, MAX_DIRECT_ROWS, RotateBack, RowSums, ScoreStrips,
     UnpackStrips, Weights as IntegerWeights,
 };
-use super::product::{PAIR_STRIDE, SCORE_STRIDE, Weights, add_values, columns_per_block, rows_per_block, scores};
+use super::product::{
+    PAIR_STRIDE, SCORE_STRIDE, Start, Weights, add_values, columns_per_block, rows_per_block, scores,
+};
 use super::queries::Queries;
 use super::softmax::{
     Exponentials, Mask, Merge, MixedExponentials, Normalise, Partial, Probabilities, RoundedExponentials, Sight,
     WeighWhole,
 };
 use super::strip::{Parts, Strip, StripBuffers, TileReader};
-use super::work::{Block, Cut, Item, SpanWork, Sums, TapWork, kept_tile_len};
+use super::work::{Block, Cut, Item, SpanWork, Sums, TapWork, kept_len, kept_tile_len};
 use super::{AttentionParams, TILE};
 use crate::codes::packing::Part;
 use crate::codes::rotation::MAX_LEN;
 use crate::disjoint::DisjointMut;
 use crate::isa::Isa;
 use crate::simd::integers::dispatch_integers;
+use crate::simd::tiles::{self, Tiles};
 use crate::simd::{Kernel, LANES, Pairs, Simd};
 
 /// What all threads of a call read, and where they write.
@@ -78,13 +81,20 @@ const BAND_BLOCKS: usize = 2;
 
 /// The bands of `num_rows` rows.
 pub(super) fn bands<S: Simd>(num_rows: usize) -> impl Iterator<Item = Range<usize>> {
-    let band = BAND_BLOCKS * rows_per_block::<S>(num_rows);
+    let block = rows_per_block::<S>(num_rows);
+    let band = if block > S::MAX_ROWS { block } else { BAND_BLOCKS * block };
     let mut start = 0;
     std::iter::from_fn(move || {
         let rows = start..num_rows.min(start + band);
         start = rows.end;
         (!rows.is_empty()).then_some(rows)
     })
+}
+
+/// This thread's tiles for bands out of `num_rows`, if the instruction set has them and these are more than registers take
+/// at a time. A last band of fewer rows does without.
+pub(super) fn tiles_for<S: Simd>(isa: Isa, num_rows: usize) -> Option<Tiles> {
+    if S::SUMS_OF_TILES && num_rows > S::MAX_ROWS { Tiles::configure(isa, num_rows.min(tiles::ROWS)) } else { None }
 }
 
 /// The rows of a block: query after query, head after head.
@@ -145,18 +155,18 @@ impl<'a> Rows<'a> {
         }
     }
 
-    /// Room for the block's results in `memory` of [`kept_tile_len`] elements.
-    fn partial<'m>(&self, memory: &'m mut [f32]) -> Partial<'m> {
-        let (largest, rest) = memory.split_at_mut(self.num_rows.next_multiple_of(LANES));
-        let (total, rest) = rest.split_at_mut(self.num_rows.next_multiple_of(LANES));
-        let (sums, rest) = rest.split_at_mut(self.num_rows * self.padded_dim);
+    /// Room for the results of `num_rows` rows in `memory` of [`kept_len`] elements.
+    fn partial<'m>(&self, num_rows: usize, memory: &'m mut [f32]) -> Partial<'m> {
+        let (largest, rest) = memory.split_at_mut(num_rows.next_multiple_of(LANES));
+        let (total, rest) = rest.split_at_mut(num_rows.next_multiple_of(LANES));
+        let (sums, rest) = rest.split_at_mut(num_rows * self.padded_dim);
         let rotated = match self.block.sums {
             Sums::Plain => 0,
             Sums::PlainAndRotated => sums.len(),
         };
         Partial {
-            largest: &mut largest[..self.num_rows],
-            total: &mut total[..self.num_rows],
+            largest: &mut largest[..num_rows],
+            total: &mut total[..num_rows],
             sums,
             rotated: &mut rest[..rotated],
         }
@@ -216,6 +226,7 @@ impl Kernel for Attend<'_> {
         let Attend { call, item, scratch } = self;
         let rows = Rows::new(call, &call.blocks[item.block]);
         let tile_len = kept_tile_len(call.params, rows.block);
+        let tiles = tiles_for::<S>(call.isa, rows.num_rows);
         rows.load_queries(s, &mut scratch.queries, &mut scratch.coded);
         let block = std::slice::from_ref(rows.block);
         let mut reader = reader(call, block, Parts::KeysAndValues, item.tiles.clone());
@@ -227,20 +238,26 @@ impl Kernel for Attend<'_> {
             let kept = unsafe { call.kept.part(kept.clone()) };
             for (tile, kept) in item.tiles.clone().zip(kept.chunks_exact_mut(tile_len)) {
                 let strips = reader.read(s, tile, &mut scratch.strips);
-                let into = &mut rows.partial(kept);
-                attend_tile(s, rows, strips, (&scratch.queries, &mut scratch.coded), &mut scratch.weights, into);
+                let into = Into::Kept(rows.partial(rows.num_rows, kept));
+                attend_tile(
+                    s,
+                    rows,
+                    &tiles,
+                    strips,
+                    (&scratch.queries, &mut scratch.coded),
+                    &mut scratch.weights,
+                    into,
+                );
             }
             return;
         }
-        scratch.tile.reserve(tile_len);
         scratch.merged.reserve(tile_len);
-        let mut merged = rows.partial(&mut scratch.merged);
+        let mut merged = rows.partial(rows.num_rows, &mut scratch.merged);
         merged.total.fill(0.0);
         for tile in item.tiles.clone() {
             let strips = reader.read(s, tile, &mut scratch.strips);
-            let into = &mut rows.partial(&mut scratch.tile);
-            attend_tile(s, rows, strips, (&scratch.queries, &mut scratch.coded), &mut scratch.weights, into);
-            s.vectorize(Merge { into: &mut merged, tile: into });
+            let into = Into::Merged(&mut merged, &mut scratch.tile);
+            attend_tile(s, rows, &tiles, strips, (&scratch.queries, &mut scratch.coded), &mut scratch.weights, into);
         }
         finish(s, rows, &merged);
     }
@@ -262,12 +279,12 @@ impl Kernel for MergeKept<'_> {
         let rows = Rows::new(self.call, &self.call.blocks[self.cut.block]);
         let tile_len = kept_tile_len(self.call.params, rows.block);
         self.scratch.merged.reserve(tile_len);
-        let mut merged = rows.partial(&mut self.scratch.merged);
+        let mut merged = rows.partial(rows.num_rows, &mut self.scratch.merged);
         merged.total.fill(0.0);
         // SAFETY: the items of this block are done, and one thread merges a block.
         let kept = unsafe { self.call.kept.part(self.cut.kept.clone()) };
         for tile in kept.chunks_exact_mut(tile_len) {
-            let tile = &rows.partial(tile);
+            let tile = &rows.partial(rows.num_rows, tile);
             s.vectorize(Merge { into: &mut merged, tile });
         }
         finish(s, rows, &merged);
@@ -351,6 +368,7 @@ pub(super) fn register_blocks<S: Simd>(
 #[derive(Clone, Copy)]
 pub(super) struct ScoreOperands<'a> {
     isa: Isa,
+    tiles: Option<&'a Tiles>,
     queries: &'a Queries,
     coded: &'a CodedQueries,
     /// `[strips, head_dim * 16]`.
@@ -362,6 +380,7 @@ impl<'a> ScoreOperands<'a> {
     /// Unpacks what `rows` share of `strips`.
     pub(super) fn new(
         rows: Rows<'_>,
+        tiles: &'a Option<Tiles>,
         strips: &[Strip],
         queries: &'a Queries,
         coded: &'a CodedQueries,
@@ -370,7 +389,7 @@ impl<'a> ScoreOperands<'a> {
         let (isa, head_dim) = (rows.call.isa, rows.call.params.head_dim);
         let shared = rows.num_rows > MAX_DIRECT_ROWS && strips.iter().any(|strip| strip.key_format.is_rotated());
         let unpacked = shared.then(|| unpack(isa, Part::Keys, head_dim, strips, keys));
-        ScoreOperands { isa, queries, coded, unpacked, head_dim }
+        ScoreOperands { isa, tiles: tiles.as_ref(), queries, coded, unpacked, head_dim }
     }
 }
 
@@ -385,7 +404,7 @@ pub(super) fn score_band<S: Simd>(
     operands: ScoreOperands<'_>,
     out: &mut [f32],
 ) {
-    let ScoreOperands { isa, queries, coded, unpacked, head_dim } = operands;
+    let ScoreOperands { isa, tiles, queries, coded, unpacked, head_dim } = operands;
     // A panel of strips is read by all rows of the band while it is in the first-level cache.
     for panel in panels(strips, columns_per_block::<S>(blocks[0].rows.len())) {
         for RegisterBlock { rows, seen, .. } in blocks {
@@ -408,7 +427,7 @@ pub(super) fn score_band<S: Simd>(
                 continue;
             }
             // SAFETY: strips fresh from the reader, with `head_dim` as here.
-            unsafe { scores(s, queries.rows(rows.clone()), &strips[columns], out) };
+            unsafe { scores(s, tiles, queries.rows(rows.clone()), &strips[columns], out) };
         }
     }
 }
@@ -426,22 +445,34 @@ fn panels(strips: &[Strip], max_len: usize) -> impl Iterator<Item = Range<usize>
     })
 }
 
+/// Where the results of a tile go.
+enum Into<'a, 'm> {
+    /// They are kept, to be merged by somebody else.
+    Kept(Partial<'m>),
+    /// They are merged with what tiles before have left, a band at a time, while they are in the first-level cache; beside the
+    /// memory for a band's.
+    Merged(&'a mut Partial<'m>, &'a mut Aligned<f32>),
+}
+
 /// One tile: scores, exponentials, weighted values, a band of rows at a time.
 #[inline(always)]
 fn attend_tile<S: Simd>(
     s: S,
     rows: Rows<'_>,
+    tiles: &Option<Tiles>,
     strips: &[Strip],
     (queries, coded): (&Queries, &mut CodedScratch),
     buffers: &mut WeightBuffers,
-    into: &mut Partial<'_>,
+    mut into: Into<'_, '_>,
 ) {
-    into.total.fill(0.0);
     if strips.is_empty() {
+        if let Into::Kept(kept) = into {
+            kept.total.fill(0.0);
+        }
         return;
     }
     let CodedScratch { queries: coded_queries, weights: integer_weights, keys, values: unpacked } = coded;
-    let operands = ScoreOperands::new(rows, strips, queries, coded_queries, keys);
+    let operands = ScoreOperands::new(rows, tiles, strips, queries, coded_queries, keys);
     let head_dim = operands.head_dim;
     let num_coded_values = strips.iter().filter(|strip| strip.value_format.is_coded()).count();
     let has_coded_values = num_coded_values > 0;
@@ -458,10 +489,19 @@ fn attend_tile<S: Simd>(
         if S::Pairs::EXIST {
             buffers.rounded.reserve(band.len() * PAIR_STRIDE);
         }
+        let (mut results, merged) = match &mut into {
+            Into::Kept(kept) => (kept.rows(&band), None),
+            Into::Merged(merged, memory) => {
+                memory.reserve(kept_len(rows.call.params, rows.block, band.len()));
+                (rows.partial(band.len(), memory), Some(merged.rows(&band)))
+            }
+        };
+        results.total.fill(0.0);
         let blocks = register_blocks::<S>(rows, &band, strips);
         score_band(s, (&blocks, band.start), strips, operands, &mut buffers.exact);
         for RegisterBlock { rows: block, seen, whole } in blocks {
             let first = block.start.saturating_sub(band.start);
+            let own = first..first + block.len();
             if whole && weighing != Weighing::ByStrip {
                 let row_len = strips.len() * LANES;
                 for row in block.clone() {
@@ -470,7 +510,7 @@ fn attend_tile<S: Simd>(
                         copy_to_tap(scores, strips, tap, place.start);
                     }
                 }
-                let (largest, total) = (&mut into.largest[block.clone()], &mut into.total[block.clone()]);
+                let (largest, total) = (&mut results.largest[own.clone()], &mut results.total[own.clone()]);
                 let scores = &mut buffers.exact[first * SCORE_STRIDE..];
                 let weights = match weighing {
                     Weighing::Rounded => &mut buffers.rounded[first * PAIR_STRIDE..],
@@ -479,15 +519,12 @@ fn attend_tile<S: Simd>(
                 s.vectorize(WeighWhole { scores, weights, stride: SCORE_STRIDE, row_len, largest, total });
             } else {
                 for row in block.clone() {
-                    weigh(s, (rows, row), (row - band.start, weighing), (strips, seen.clone()), buffers, into);
+                    weigh(s, (rows, row), (row - band.start, weighing), (strips, seen.clone()), buffers, &mut results);
                 }
             }
-            let place = block.start * rows.padded_dim..block.end * rows.padded_dim;
-            let sums = &mut into.sums[place.clone()];
-            sums.fill(0.0);
-            let rotated = into.rotated.get_mut(place).unwrap_or_default();
+            let Partial { sums, rotated, .. } = results.rows(&own);
             rotated.fill(0.0);
-            let mut column = seen.start;
+            let (mut column, mut start) = (seen.start, Start::Zero);
             for run in strips[seen.clone()].chunk_by(|a, b| a.value_format == b.value_format) {
                 if !run[0].value_format.is_coded() {
                     let weights = Weights {
@@ -495,9 +532,13 @@ fn attend_tile<S: Simd>(
                         rounded: buffers.rounded.get(first * PAIR_STRIDE + column * LANES / 2..).unwrap_or(&[]),
                     };
                     // SAFETY: strips fresh from the reader, which gives values their stride.
-                    unsafe { add_values(s, weights, run, sums) };
+                    unsafe { add_values(s, operands.tiles, weights, run, (start, sums)) };
+                    start = Start::Sums;
                 }
                 column += run.len();
+            }
+            if start == Start::Zero {
+                sums.fill(0.0);
             }
             if has_coded_values && !block.is_empty() {
                 let values = AddCodedValues {
@@ -512,6 +553,9 @@ fn attend_tile<S: Simd>(
                 };
                 dispatch_integers(rows.call.isa, values);
             }
+        }
+        if let Some(mut merged) = merged {
+            s.vectorize(Merge { into: &mut merged, tile: &results });
         }
     }
 }
@@ -558,8 +602,8 @@ fn weigh<S: Simd>(
     let rounded = buffers.rounded.get_mut(place * PAIR_STRIDE..).and_then(|r| r.get_mut(..strips.len() * half));
     let rounded = rounded.unwrap_or(&mut []);
     if let Some(largest) = largest {
-        into.largest[row] = largest;
-        into.total[row] = match weighing {
+        into.largest[place] = largest;
+        into.total[place] = match weighing {
             Weighing::Exact => s.vectorize(Exponentials { scores, largest }),
             Weighing::Rounded => {
                 let weights = &mut rounded[seen.start * half..seen.end * half];
@@ -634,9 +678,10 @@ impl Kernel for SumColumns<'_> {
         let strips = reader.read(s, item.tile, &mut scratch.strips);
         for block in blocks.iter().filter(|block| block.tiles.contains(&item.tile)) {
             let rows = Rows::new(call, block);
+            let tiles = tiles_for::<S>(call.isa, rows.num_rows);
             rows.load_queries(s, &mut scratch.queries, &mut scratch.coded);
             let CodedScratch { queries: coded_queries, keys, .. } = &mut scratch.coded;
-            let operands = ScoreOperands::new(rows, strips, &scratch.queries, coded_queries, keys);
+            let operands = ScoreOperands::new(rows, &tiles, strips, &scratch.queries, coded_queries, keys);
             for band in bands::<S>(rows.num_rows) {
                 let scores = &mut scratch.weights.exact;
                 scores.reserve(band.len() * SCORE_STRIDE);

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::block::{Call, CodedScratch, ColumnItem, RegisterBlock, Rows, ScoreOperands, Scratch};
-use super::block::{bands, reader, register_blocks, score_band};
+use super::block::{bands, reader, register_blocks, score_band, tiles_for};
 use super::product::SCORE_STRIDE;
 use super::softmax::{Exponentials, Mask, Merge, Partial, WeighWhole};
 use super::strip::{Parts, Strip};
@@ -100,6 +100,7 @@ impl Kernel for TotalRows<'_> {
         let rows = Rows::new(call, block);
         let TapWork::ColumnMaxima(heads) = &rows.span.tap else { return };
         let maxima = &heads[block.kv_head];
+        let tiles = tiles_for::<S>(call.isa, rows.num_rows);
         rows.load_queries(s, &mut scratch.queries, &mut scratch.coded);
         let mut reader = reader(call, std::slice::from_ref(block), Parts::KeysOnly, block.tiles.clone());
         let len = 2 * rows.num_rows.next_multiple_of(LANES);
@@ -114,7 +115,7 @@ impl Kernel for TotalRows<'_> {
             let into = totals(&mut scratch.tile, rows.num_rows);
             into.total.fill(0.0);
             let CodedScratch { queries: coded, keys, .. } = &mut scratch.coded;
-            let operands = ScoreOperands::new(rows, strips, &scratch.queries, coded, keys);
+            let operands = ScoreOperands::new(rows, &tiles, strips, &scratch.queries, coded, keys);
             for band in bands::<S>(rows.num_rows) {
                 let scores = &mut scratch.weights.exact;
                 scores.reserve(band.len() * SCORE_STRIDE);
@@ -188,9 +189,10 @@ impl Kernel for RaiseColumns<'_> {
         largest_here.fill(f32::NEG_INFINITY);
         for block in blocks.iter().filter(|block| block.tiles.contains(&item.tile)) {
             let rows = Rows::new(call, block);
+            let tiles = tiles_for::<S>(call.isa, rows.num_rows);
             rows.load_queries(s, &mut scratch.queries, &mut scratch.coded);
             let CodedScratch { queries: coded, keys, .. } = &mut scratch.coded;
-            let operands = ScoreOperands::new(rows, strips, &scratch.queries, coded, keys);
+            let operands = ScoreOperands::new(rows, &tiles, strips, &scratch.queries, coded, keys);
             for band in bands::<S>(rows.num_rows) {
                 let scores = &mut scratch.weights.exact;
                 scores.reserve(band.len() * SCORE_STRIDE);

@@ -12,10 +12,12 @@
 //! 5. Lanes that are not resident are skipped, not multiplied by 0: what they hold may be anything.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 
 use super::queries::QueryRows;
 use super::strip::Strip;
 use crate::page::PageFormat;
+use crate::simd::tiles::{self, Tiles};
 use crate::simd::{Kernel, LANES, Pairs, Simd};
 
 /// Elements from one row of scores to the next: a whole tile's.
@@ -112,14 +114,29 @@ unsafe fn load_half<S: Simd>(s: S, p: *const u32, half: usize) -> S::V {
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// Rows of a register block out of `num_rows`.
+/// Rows of a block out of `num_rows`: of registers, or of tiles where there are.
 pub(super) fn rows_per_block<S: Simd>(num_rows: usize) -> usize {
-    if num_rows <= S::MAX_ROWS { num_rows } else { S::ROWS }
+    match num_rows {
+        few if few <= S::MAX_ROWS => few,
+        many if S::SUMS_OF_TILES => many.min(tiles::ROWS),
+        _ => S::ROWS,
+    }
 }
 
-/// Columns of a register block of `num_rows` rows.
+/// Columns of a block of `num_rows` rows.
 pub(super) fn columns_per_block<S: Simd>(num_rows: usize) -> usize {
+    if S::SUMS_OF_TILES && num_rows > S::MAX_ROWS { tiles::COLUMNS } else { columns_in_registers::<S>(num_rows) }
+}
+
+/// Columns of `num_rows` rows that registers hold.
+fn columns_in_registers<S: Simd>(num_rows: usize) -> usize {
     if num_rows <= S::ROWS { S::COLUMNS } else { S::MAX_ROWS_COLUMNS }
+}
+
+/// The rows of a block as blocks that registers hold.
+fn register_rows<S: Simd>(num_rows: usize) -> impl Iterator<Item = Range<usize>> {
+    let step = if num_rows <= S::MAX_ROWS { num_rows } else { S::ROWS };
+    (0..num_rows).step_by(step).map(move |start| start..num_rows.min(start + step))
 }
 
 /// Evaluates `$body` with the constant `$name` equal to the run-time `$value`, at most `$limit` (a constant of the
@@ -151,6 +168,7 @@ macro_rules! with_block {
     };
 }
 
+mod in_tiles;
 mod pairs;
 
 pub(super) use pairs::PAIR_STRIDE;
@@ -176,20 +194,47 @@ macro_rules! with_element {
     };
 }
 
-/// Writes the scores `[rows, 16 * strips.len()]` of a register block of queries and strips whose keys have one format to
-/// `out`, whose rows are [`SCORE_STRIDE`] apart; those of lanes that are not resident are anything.
+/// Writes the scores `[rows, 16 * strips.len()]` of a block of queries and strips whose keys have one format to `out`, whose
+/// rows are [`SCORE_STRIDE`] apart; those of lanes that are not resident are anything.
 ///
 /// # Safety
 /// - The strips' keys can be read: `16 * head_dim` elements, `head_dim` rounded up to an even number.
-pub(super) unsafe fn scores<S: Simd>(simd: S, queries: QueryRows<'_>, strips: &[Strip], out: &mut [f32]) {
-    if S::Pairs::EXIST && !queries.pairs.is_empty() {
+pub(super) unsafe fn scores<S: Simd>(
+    simd: S,
+    tiles: Option<&Tiles>,
+    queries: QueryRows<'_>,
+    strips: &[Strip],
+    out: &mut [f32],
+) {
+    if let Some(tiles) = tiles.filter(|tiles| in_tiles::can_score(tiles, queries, strips)) {
         // SAFETY: the caller's promise.
-        return unsafe { pairs::scores(simd, queries, strips, out) };
+        return unsafe { in_tiles::scores(tiles, queries, strips, out) };
     }
+    for rows in register_rows::<S>(queries.num_rows) {
+        let columns = columns_in_registers::<S>(rows.len());
+        for (i, strips) in strips.chunks(columns).enumerate() {
+            let out = &mut out[rows.start * SCORE_STRIDE + i * columns * LANES..];
+            // SAFETY: the caller's promise.
+            unsafe {
+                if S::Pairs::EXIST && !queries.pairs.is_empty() {
+                    pairs::scores(simd, queries.part(rows.clone()), strips, out);
+                } else {
+                    scores_in_f32(simd, queries.part(rows.clone()), strips, out);
+                }
+            }
+        }
+    }
+}
+
+/// [`scores`] of as many rows and strips as registers hold.
+///
+/// # Safety
+/// - As for [`scores`].
+unsafe fn scores_in_f32<S: Simd>(simd: S, queries: QueryRows<'_>, strips: &[Strip], out: &mut [f32]) {
     let QueryRows { scaled: queries, num_rows, head_dim, .. } = queries;
     assert_eq!(num_rows * head_dim, queries.len());
     assert!(strips.iter().all(|strip| strip.key_format == strips[0].key_format));
-    assert!(num_rows <= S::MAX_ROWS && strips.len() <= columns_per_block::<S>(num_rows));
+    assert!(num_rows <= S::MAX_ROWS && strips.len() <= columns_in_registers::<S>(num_rows));
     assert!(out.len() >= (num_rows - 1) * SCORE_STRIDE + strips.len() * LANES);
     let (queries, out) = (queries.as_ptr(), out.as_mut_ptr());
     with_block!(num_rows, strips.len(), {
@@ -202,7 +247,7 @@ pub(super) unsafe fn scores<S: Simd>(simd: S, queries: QueryRows<'_>, strips: &[
     });
 }
 
-/// Scores of `M` rows and `N` strips. Made by [`scores`] only, which has checked the lengths.
+/// Scores of `M` rows and `N` strips. Made by [`scores_in_f32`] only, which has checked the lengths.
 struct Scores<E, const M: usize, const N: usize> {
     queries: *const f32,
     head_dim: usize,
@@ -256,19 +301,55 @@ pub(super) struct Weights<'a> {
     pub(super) rounded: &'a [u32],
 }
 
-/// Adds the strips' values, weighted, to the sums `[rows, value_stride]` of a register block's rows:
+/// What weighted values are added to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Start {
+    /// 0, whatever the sums were.
+    Zero,
+    /// What the sums are.
+    Sums,
+}
+
+/// Adds the strips' values, weighted, to the sums `[rows, value_stride]` of a block's rows, or to 0:
 /// `sums[m] += weights[m, strip, lane] * value[strip, lane]` over the resident lanes in ascending order.
 ///
 /// The first column of the weights belongs to the first strip.
 ///
 /// # Safety
 /// - The strips' values can be read: those of all resident lanes (bf16: and of their pairs), `value_stride` elements each.
-pub(super) unsafe fn add_values<S: Simd>(simd: S, weights: Weights<'_>, strips: &[Strip], sums: &mut [f32]) {
-    if S::Pairs::EXIST {
+pub(super) unsafe fn add_values<S: Simd>(
+    simd: S,
+    tiles: Option<&Tiles>,
+    weights: Weights<'_>,
+    strips: &[Strip],
+    (start, sums): (Start, &mut [f32]),
+) {
+    let stride = strips[0].value_stride;
+    if let Some(tiles) = tiles.filter(|tiles| in_tiles::can_add_values(tiles, strips, sums)) {
         // SAFETY: the caller's promise.
-        return unsafe { pairs::add_values(simd, weights.rounded, strips, sums) };
+        return unsafe { in_tiles::add_values(tiles, weights.rounded, strips, (start, sums)) };
     }
-    let weights = weights.exact;
+    if start == Start::Zero {
+        sums.fill(0.0);
+    }
+    for rows in register_rows::<S>(sums.len() / stride) {
+        let sums = &mut sums[rows.start * stride..rows.end * stride];
+        // SAFETY: the caller's promise.
+        unsafe {
+            if S::Pairs::EXIST {
+                pairs::add_values(simd, &weights.rounded[rows.start * PAIR_STRIDE..], strips, sums);
+            } else {
+                add_values_in_f32(simd, &weights.exact[rows.start * SCORE_STRIDE..], strips, sums);
+            }
+        }
+    }
+}
+
+/// [`add_values`] of as many rows as registers hold.
+///
+/// # Safety
+/// - As for [`add_values`].
+unsafe fn add_values_in_f32<S: Simd>(simd: S, weights: &[f32], strips: &[Strip], sums: &mut [f32]) {
     let stride = strips[0].value_stride;
     let num_rows = sums.len() / stride;
     assert!(num_rows * stride == sums.len() && stride.is_multiple_of(LANES));
@@ -278,7 +359,7 @@ pub(super) unsafe fn add_values<S: Simd>(simd: S, weights: Weights<'_>, strips: 
     assert!(num_rows <= S::MAX_ROWS);
     let vectors = stride / LANES;
     // Equal blocks: 2 and 2 columns rather than 3 and 1, whose last one would wait for its few additions.
-    let num_blocks = vectors.div_ceil(columns_per_block::<S>(num_rows));
+    let num_blocks = vectors.div_ceil(columns_in_registers::<S>(num_rows));
     for block in 0..num_blocks {
         let columns = vectors * block / num_blocks..vectors * (block + 1) / num_blocks;
         let column = columns.start * LANES;
@@ -292,7 +373,7 @@ pub(super) unsafe fn add_values<S: Simd>(simd: S, weights: Weights<'_>, strips: 
     }
 }
 
-/// `N` vectors of `M` rows of weighted sums. Made by [`add_values`] only, which has checked the lengths.
+/// `N` vectors of `M` rows of weighted sums. Made by [`add_values_in_f32`] only, which has checked the lengths.
 struct AddValues<'a, E, const M: usize, const N: usize> {
     weights: *const f32,
     strips: &'a [Strip],

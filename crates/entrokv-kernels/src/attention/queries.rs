@@ -36,6 +36,19 @@ pub(super) struct QueryRows<'a> {
     pub(super) num_rows: usize,
 }
 
+impl<'a> QueryRows<'a> {
+    /// Some of the rows.
+    pub(super) fn part(self, rows: Range<usize>) -> QueryRows<'a> {
+        fn part<'a, T>(of: &'a [T], num_rows: usize, rows: &Range<usize>) -> &'a [T] {
+            let stride = of.len() / num_rows;
+            &of[rows.start * stride..rows.end * stride]
+        }
+        let QueryRows { scaled, pairs, head_dim, num_rows } = self;
+        let (scaled, pairs) = (part(scaled, num_rows, &rows), part(pairs, num_rows, &rows));
+        QueryRows { scaled, pairs, head_dim, num_rows: rows.len() }
+    }
+}
+
 impl Queries {
     /// Prepares `rows`, each `[head_dim]`.
     #[inline(always)]

@@ -308,6 +308,21 @@ pub(super) struct Partial<'a> {
     pub(super) rotated: &'a mut [f32],
 }
 
+impl Partial<'_> {
+    /// Those of some of the rows.
+    pub(super) fn rows(&mut self, rows: &std::ops::Range<usize>) -> Partial<'_> {
+        let num_rows = self.total.len();
+        let padded_dim = self.sums.len() / num_rows;
+        let place = rows.start * padded_dim..rows.end * padded_dim;
+        Partial {
+            largest: &mut self.largest[rows.clone()],
+            total: &mut self.total[rows.clone()],
+            rotated: self.rotated.get_mut(place.clone()).unwrap_or_default(),
+            sums: &mut self.sums[place],
+        }
+    }
+}
+
 /// Merges the next tile's `tile` into `into`, row by row.
 pub(super) struct Merge<'a, 'b, 'c> {
     pub(super) into: &'a mut Partial<'b>,

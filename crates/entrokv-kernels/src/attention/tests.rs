@@ -18,7 +18,7 @@ const ROUNDED_TOLERANCE: f64 = 1e-2;
 
 /// Whether attention on `isa` is computed in bf16.
 fn rounds(isa: Isa) -> bool {
-    isa.name() == "avx512bf16"
+    ["avx512bf16", "amx"].contains(&isa.name())
 }
 
 /// What attention on `isa` does to queries, keys and values.

@@ -221,7 +221,11 @@ impl Work {
 
 /// Elements that the result of one tile of a block takes: largest scores, totals, sums, rotated sums.
 pub(super) fn kept_tile_len(params: &AttentionParams, block: &Block) -> usize {
-    let num_rows = block.num_rows(params);
+    kept_len(params, block, block.num_rows(params))
+}
+
+/// Elements that results of `num_rows` rows of a block take.
+pub(super) fn kept_len(params: &AttentionParams, block: &Block, num_rows: usize) -> usize {
     let sums = num_rows * params.head_dim.next_multiple_of(LANES);
     2 * num_rows.next_multiple_of(LANES)
         + match block.sums {

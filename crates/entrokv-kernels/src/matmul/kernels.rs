@@ -66,7 +66,7 @@ impl Kernels {
             #[cfg(target_arch = "x86_64")]
             Level::AvxVnni => kernels!(avx2, super::avx2::vnni, 1),
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512 | Level::Avx512Bf16 => kernels!(avx512, super::avx512, FRACTIONS),
+            Level::Avx512 | Level::Avx512Bf16 | Level::Amx => kernels!(avx512, super::avx512, FRACTIONS),
         }
     }
 
@@ -129,7 +129,7 @@ impl FloatKernels {
                     #[cfg(target_arch = "x86_64")]
                     Level::Avx2 | Level::AvxVnni => $avx2,
                     #[cfg(target_arch = "x86_64")]
-                    Level::Avx512 | Level::Avx512Bf16 => $avx512,
+                    Level::Avx512 | Level::Avx512Bf16 | Level::Amx => $avx512,
                 }
             };
         }

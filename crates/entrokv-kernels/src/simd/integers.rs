@@ -39,7 +39,7 @@ pub(crate) fn dispatch_integers<K: IntegerKernel>(isa: Isa, kernel: K) {
         #[cfg(target_arch = "x86_64")]
         Level::AvxVnni => x86::Vnni::new(isa).vectorize(kernel),
         #[cfg(target_arch = "x86_64")]
-        Level::Avx512 | Level::Avx512Bf16 => x86::Vnni512::new(isa).vectorize(kernel),
+        Level::Avx512 | Level::Avx512Bf16 | Level::Amx => x86::Vnni512::new(isa).vectorize(kernel),
     }
 }
 

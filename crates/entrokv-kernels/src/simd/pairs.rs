@@ -34,6 +34,10 @@ pub(crate) trait Pairs: Copy {
     /// Adds both products of every lane to `sums`: the second elements' first, each fused with its addition; denormal
     /// operands and results become 0.
     fn dot(self, a: Self::P, b: Self::P, sums: Self::V) -> Self::V;
+    /// The first elements, widened (exactly).
+    fn first(self, pairs: Self::P) -> Self::V;
+    /// The second elements, widened (exactly).
+    fn second(self, pairs: Self::P) -> Self::V;
     /// `2^x` for `x <= 0` with a relative error under 3.1e-6, far below that of rounding it to bf16; exactly 1 at 0, exactly
     /// 0 at minus infinity, NaN at NaN.
     fn exp2(self, x: Self::V) -> Self::V;
@@ -77,6 +81,12 @@ impl<V: Copy> Pairs for NoPairs<V> {
         match self.never {}
     }
     fn dot(self, (): (), (): (), _: V) -> V {
+        match self.never {}
+    }
+    fn first(self, (): ()) -> V {
+        match self.never {}
+    }
+    fn second(self, (): ()) -> V {
         match self.never {}
     }
     fn exp2(self, _: V) -> V {

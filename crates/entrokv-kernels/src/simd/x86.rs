@@ -22,6 +22,10 @@ pub(crate) struct Avx512(());
 #[derive(Clone, Copy)]
 pub(crate) struct Avx512Bf16(());
 
+/// The proof that this CPU has all of [`Avx512Bf16`] and tiles ([`super::tiles`]), whose sums its kernels have.
+#[derive(Clone, Copy)]
+pub(crate) struct Amx(Avx512Bf16);
+
 impl Avx2 {
     /// # Panics
     /// If `isa` does not include AVX2.
@@ -49,6 +53,15 @@ impl Avx512Bf16 {
     }
 }
 
+impl Amx {
+    /// # Panics
+    /// If `isa` does not include AMX.
+    pub(crate) fn new(isa: Isa) -> Amx {
+        assert!(isa.level() >= Level::Amx, "{} is not AMX", isa.name());
+        Amx(Avx512Bf16::new(isa))
+    }
+}
+
 /// The bits of the second bf16 of a pair in 32 bits, which are those of an f32 with the same value.
 const SECOND_OF_PAIR: i32 = !0xffff;
 
@@ -66,15 +79,17 @@ macro_rules! op {
 /// `Simd` on one 512-bit register a vector, for a type that proves AVX-512, with its features, its pairs and where they come
 /// from.
 macro_rules! avx512 {
-    ($isa:ident, $features:literal, $pairs:ty, |$simd:ident| $get_pairs:expr) => {
+    ($isa:ident, $features:literal, $pairs:ty, |$simd:ident| $get_pairs:expr, $sums_of_tiles:literal) => {
 impl Simd for $isa {
     type V = __m512;
     type Pairs = $pairs;
-    // 24 accumulators of 32 registers, 4 (3) for the shared operand and 1 for the broadcast one.
+    // 24 accumulators of 32 registers, 4 (3) for the shared operand and 1 for the broadcast one. Sums of tiles have two
+    // accumulators each.
     const ROWS: usize = 6;
-    const COLUMNS: usize = 4;
+    const COLUMNS: usize = if $sums_of_tiles { 2 } else { 4 };
     const MAX_ROWS: usize = 8;
-    const MAX_ROWS_COLUMNS: usize = 3;
+    const MAX_ROWS_COLUMNS: usize = if $sums_of_tiles { 1 } else { 3 };
+    const SUMS_OF_TILES: bool = $sums_of_tiles;
 
     #[inline(always)]
     fn pairs(self) -> Option<$pairs> {
@@ -140,8 +155,15 @@ impl Simd for $isa {
     };
 }
 
-avx512!(Avx512, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c", NoPairs<__m512>, |_simd| None);
-avx512!(Avx512Bf16, "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c", Avx512Bf16, |simd| Some(simd));
+avx512!(Avx512, "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c", NoPairs<__m512>, |_simd| None, false);
+avx512!(
+    Avx512Bf16,
+    "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c",
+    Avx512Bf16,
+    |simd| Some(simd),
+    false
+);
+avx512!(Amx, "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma,f16c", Avx512Bf16, |simd| Some(simd.0), true);
 
 impl Pairs for Avx512Bf16 {
     type V = __m512;
@@ -174,6 +196,9 @@ impl Pairs for Avx512Bf16 {
             transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low));
         dot(a: __m512i, b: __m512i, sums: __m512) -> __m512 =
             _mm512_dpbf16_ps(sums, transmute::<__m512i, __m512bh>(a), transmute::<__m512i, __m512bh>(b));
+        first(pairs: __m512i) -> __m512 = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs));
+        second(pairs: __m512i) -> __m512 =
+            _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(SECOND_OF_PAIR)));
         exp2(x: __m512) -> __m512 = {
             // x - floor(x), in [0, 1).
             let f = _mm512_reduce_ps::<{ _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC }>(x);

@@ -6,6 +6,7 @@ use std::time::Instant;
 use crate::compute::Compute;
 use crate::isa::{Isa, Level};
 use crate::matrix::WeightMemory;
+use crate::simd::tiles::{self, Tiles};
 use crate::simd::{Kernel, LANES, Simd, dispatch};
 
 /// Bytes read to measure the bandwidth: more than the caches of a large server share.
@@ -167,19 +168,44 @@ fn int8_dots(isa: Isa) -> u64 {
         Level::AvxVnni => unsafe { x86::int8_avxvnni() },
         // SAFETY: an `Isa` of this level proves the features.
         #[cfg(target_arch = "x86_64")]
-        Level::Avx512 | Level::Avx512Bf16 => unsafe { x86::int8_avx512() },
+        Level::Avx512 | Level::Avx512Bf16 | Level::Amx => unsafe { x86::int8_avx512() },
     }
 }
 
-/// A loop of bf16 dot products on registers, if there are such.
+/// A loop of bf16 dot products on registers, or of tiles in the first-level cache, if there are such.
 fn bf16_dots(isa: Isa) -> Option<impl Fn() -> u64 + Sync> {
+    let tiles = Tiles::configure(isa, tiles::ROWS).is_some();
     #[cfg(target_arch = "x86_64")]
-    if isa.level() == Level::Avx512Bf16 {
+    let vectors = isa.level() == Level::Avx512Bf16;
+    #[cfg(not(target_arch = "x86_64"))]
+    let vectors = false;
+    (tiles || vectors).then_some(move || match Tiles::configure(isa, tiles::ROWS) {
+        Some(tiles) => bf16_tiles(&tiles),
+        #[cfg(target_arch = "x86_64")]
         // SAFETY: an `Isa` of this level proves the features.
-        return Some(|| unsafe { x86::bf16_avx512() });
+        None => unsafe { x86::bf16_avx512() },
+        #[cfg(not(target_arch = "x86_64"))]
+        None => unreachable!("no vectors of pairs"),
+    })
+}
+
+/// Products of tiles of ones.
+fn bf16_tiles(tiles: &Tiles) -> u64 {
+    const BLOCKS: usize = 4;
+    const PAIRS: usize = BLOCKS * tiles::BLOCK_PAIRS;
+    const TIMES: usize = STEPS / 16;
+    #[repr(align(64))]
+    struct Operand([u32; tiles::ROWS * PAIRS]);
+    let (queries, keys) = (Operand([0x3f80_3f80; _]), black_box(Operand([0x3f80_3f80; _])));
+    let keys = [keys.0.as_ptr().cast(); tiles::COLUMNS];
+    let mut out = [0.0f32; tiles::ROWS * tiles::COLUMNS * LANES];
+    for _ in 0..TIMES {
+        let out = (black_box(&mut out).as_mut_ptr(), tiles::COLUMNS * LANES);
+        // SAFETY: 16 rows of 64 pairs, keys of 64 rows of 16 pairs, and room for 16 rows of 64 sums.
+        unsafe { tiles.scores((queries.0.as_ptr(), PAIRS), BLOCKS, &keys, out) };
     }
-    let _ = isa;
-    None
+    assert!(out.iter().all(|sum| *sum == 2.0 * PAIRS as f32));
+    (TIMES * tiles::ROWS * tiles::COLUMNS * LANES * PAIRS * 4) as u64
 }
 
 #[cfg(target_arch = "x86_64")]

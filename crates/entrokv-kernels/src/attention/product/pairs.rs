@@ -3,15 +3,17 @@
 //! Differences from the f32 kernels, besides the rounding of every operand:
 //! 1. A sum takes two elements a step: successive elements of a key (scores), successive positions (values).
 //! 2. Values of lanes that are not resident are read, so the reader has made them 0.
-//! 3. f16 is rounded to pairs as it is loaded, to the same bits as the copies that [`super::super::pack`] makes for many rows.
+//! 3. Where sums are to be those of tiles ([`Simd::SUMS_OF_TILES`]), they are summed as tiles sum: widened elements in f32, the first
+//!    and the second ones of up to 16 pairs (scores) or of a strip (values) apart and from 0.
+//! 4. f16 is rounded to pairs as it is loaded, to the same bits as the copies that [`super::super::pack`] makes for many rows.
 
 use std::marker::PhantomData;
 
 use super::super::queries::QueryRows;
 use super::super::strip::Strip;
-use super::{SCORE_STRIDE, columns_per_block};
+use super::{SCORE_STRIDE, columns_in_registers};
 use crate::page::PageFormat;
-use crate::simd::{Kernel, LANES, Pairs, Simd};
+use crate::simd::{Kernel, LANES, Pairs, Simd, tiles};
 
 /// Pairs from one row of weights to the next: a whole tile's.
 pub(in crate::attention) const PAIR_STRIDE: usize = SCORE_STRIDE / 2;
@@ -26,6 +28,22 @@ const PAIR_BYTES: usize = 4 * LANES;
 #[inline(always)]
 fn pairs_of<S: Simd>(simd: S) -> S::Pairs {
     simd.pairs().expect("called where `Pairs::EXIST` only")
+}
+
+/// Adds the products of first elements to the first sum, those of second ones to the second.
+#[inline(always)]
+fn add_apart<S: Simd>(s: S, a: <S::Pairs as Pairs>::P, b: <S::Pairs as Pairs>::P, sums: &mut [S::V; 2]) {
+    let pairs = pairs_of(s);
+    sums[0] = s.fused_mul_add(pairs.first(a), pairs.first(b), sums[0]);
+    sums[1] = s.fused_mul_add(pairs.second(a), pairs.second(b), sums[1]);
+}
+
+/// Adds what was summed apart to the sums.
+#[inline(always)]
+fn add_blocks<S: Simd, const M: usize, const N: usize>(s: S, apart: &[[[S::V; 2]; N]; M], sums: &mut [[S::V; N]; M]) {
+    for (sum, [first, second]) in sums.as_flattened_mut().iter_mut().zip(apart.as_flattened()) {
+        *sum = s.add(*sum, s.add(*first, *second));
+    }
 }
 
 /// How a kernel loads pairs from a strip.
@@ -133,7 +151,7 @@ pub(super) unsafe fn scores<S: Simd>(
     let num_pairs = head_dim.div_ceil(2);
     assert!(num_rows * query_stride == queries.len() && num_pairs <= query_stride);
     assert!(strips.iter().all(|strip| strip.key_format == strips[0].key_format));
-    assert!(num_rows <= S::MAX_ROWS && strips.len() <= columns_per_block::<S>(num_rows));
+    assert!(num_rows <= S::MAX_ROWS && strips.len() <= columns_in_registers::<S>(num_rows));
     assert!(out.len() >= (num_rows - 1) * SCORE_STRIDE + strips.len() * LANES);
     let (queries, out) = (queries.as_ptr(), out.as_mut_ptr());
     with_block!(num_rows, strips.len(), {
@@ -167,19 +185,33 @@ impl<E: PairElement, const M: usize, const N: usize> Kernel for Scores<E, M, N> 
         let mut sums = [[s.splat(0.0); N]; M];
         let mut keys = [pairs.splat(0); N];
         let rows: [*const u32; M] = std::array::from_fn(|m| self.queries.wrapping_add(m * self.query_stride));
-        for i in 0..self.num_pairs {
-            for (key, start) in keys.iter_mut().zip(self.keys) {
-                // SAFETY: `i` is a pair of the strips' keys.
-                *key = unsafe { E::key_pair(s, start, i) };
-            }
-            self.ahead.iter().for_each(|ahead| s.prefetch(ahead.wrapping_add(i.wrapping_mul(PAIR_BYTES))));
-            for (m, sums) in sums.iter_mut().enumerate() {
-                // SAFETY: `queries` has `M` rows of at least `num_pairs`.
-                let query = pairs.splat(unsafe { *rows[m].add(i) });
-                for (sum, key) in sums.iter_mut().zip(keys) {
-                    *sum = pairs.dot(query, key, *sum);
+        let block_len = if S::SUMS_OF_TILES { tiles::BLOCK_PAIRS } else { self.num_pairs };
+        let mut start = 0;
+        while start < self.num_pairs {
+            let end = self.num_pairs.min(start.wrapping_add(block_len));
+            let mut apart = [[[s.splat(0.0); 2]; N]; M];
+            for i in start..end {
+                for (key, start) in keys.iter_mut().zip(self.keys) {
+                    // SAFETY: `i` is a pair of the strips' keys.
+                    *key = unsafe { E::key_pair(s, start, i) };
+                }
+                self.ahead.iter().for_each(|ahead| s.prefetch(ahead.wrapping_add(i.wrapping_mul(PAIR_BYTES))));
+                for m in 0..M {
+                    // SAFETY: `queries` has `M` rows of at least `num_pairs`.
+                    let query = pairs.splat(unsafe { *rows[m].add(i) });
+                    for n in 0..N {
+                        if S::SUMS_OF_TILES {
+                            add_apart(s, query, keys[n], &mut apart[m][n]);
+                        } else {
+                            sums[m][n] = pairs.dot(query, keys[n], sums[m][n]);
+                        }
+                    }
                 }
             }
+            if S::SUMS_OF_TILES {
+                add_blocks(s, &apart, &mut sums);
+            }
+            start = end;
         }
         for (m, sums) in sums.iter().enumerate() {
             for (n, sum) in sums.iter().enumerate() {
@@ -203,7 +235,7 @@ pub(super) unsafe fn add_values<S: Simd>(simd: S, weights: &[u32], strips: &[Str
     assert!(num_rows <= S::MAX_ROWS);
     let weights = weights.as_ptr();
     let vectors = stride / LANES;
-    let num_blocks = vectors.div_ceil(columns_per_block::<S>(num_rows));
+    let num_blocks = vectors.div_ceil(columns_in_registers::<S>(num_rows));
     for block in 0..num_blocks {
         let columns = vectors * block / num_blocks..vectors * (block + 1) / num_blocks;
         let column = columns.start * LANES;
@@ -242,6 +274,7 @@ impl<E: PairElement, const M: usize, const N: usize> Kernel for AddValues<'_, E,
         }
         for (i, strip) in self.strips.iter().enumerate() {
             let weights = self.weights.wrapping_add(i * LANE_PAIRS);
+            let mut apart = [[[s.splat(0.0); 2]; N]; M];
             for pair in 0..LANE_PAIRS {
                 let mut values = [pairs.splat(0); N];
                 for (n, value) in values.iter_mut().enumerate() {
@@ -252,13 +285,20 @@ impl<E: PairElement, const M: usize, const N: usize> Kernel for AddValues<'_, E,
                     let at = pair.wrapping_mul(self.stride).wrapping_add(column).wrapping_mul(4);
                     s.prefetch(strip.ahead_of_values.wrapping_add(at));
                 }
-                for (m, sums) in sums.iter_mut().enumerate() {
+                for m in 0..M {
                     // SAFETY: `weights` has `M` rows of 8 pairs a strip.
                     let weight = pairs.splat(unsafe { *weights.add(m * PAIR_STRIDE + pair) });
-                    for (sum, value) in sums.iter_mut().zip(values) {
-                        *sum = pairs.dot(weight, value, *sum);
+                    for n in 0..N {
+                        if S::SUMS_OF_TILES {
+                            add_apart(s, weight, values[n], &mut apart[m][n]);
+                        } else {
+                            sums[m][n] = pairs.dot(weight, values[n], sums[m][n]);
+                        }
                     }
                 }
+            }
+            if S::SUMS_OF_TILES {
+                add_blocks(s, &apart, &mut sums);
             }
         }
         for (m, sums) in sums.iter().enumerate() {
