@@ -47,7 +47,7 @@ impl Panel {
             // SAFETY: an `Isa` of these levels exists only if the CPU has AVX2.
             #[cfg(target_arch = "x86_64")]
             Level::Avx2 | Level::AvxVnni | Level::Avx512 | Level::Avx512Bf16 | Level::Amx => unsafe {
-                self.round_avx2(x, cols)
+                self.round_avx2(x, cols);
             },
         }
     }

@@ -42,7 +42,7 @@ pub(crate) fn exist() -> bool {
 }
 
 /// Whether this CPU has tiles of bf16 and the operating system lets this process use them.
-#[cfg(not(all(target_arch = "x86_64", target_os = "linux")))]
+#[cfg(all(target_arch = "x86_64", not(target_os = "linux")))]
 pub(crate) fn exist() -> bool {
     false
 }
@@ -95,7 +95,7 @@ mod x86 {
     /// Bytes of a row of 16 pairs or 16 sums.
     const ROW: usize = 64;
 
-    /// One asm block for `$n` tiles of sums, from its parts.
+    /// One asm block, which leaves nothing in the tile registers.
     macro_rules! tiles_asm {
         ($($line:expr),* ; $($operand:tt)*) => {
             asm!(

@@ -64,7 +64,7 @@ pub(super) unsafe fn add_values(tiles: &Tiles, weights: &[u32], strips: &[Strip]
                 values,
                 (4 * column, num_tiles),
                 (start == Start::Sums, sums),
-            )
+            );
         };
     }
 }
