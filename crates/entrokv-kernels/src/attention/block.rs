@@ -238,11 +238,11 @@ impl Kernel for Attend<'_> {
             let kept = unsafe { call.kept.part(kept.clone()) };
             for (tile, kept) in item.tiles.clone().zip(kept.chunks_exact_mut(tile_len)) {
                 let strips = reader.read(s, tile, &mut scratch.strips);
-                let into = Into::Kept(rows.partial(rows.num_rows, kept));
+                let into = Destination::Kept(rows.partial(rows.num_rows, kept));
                 attend_tile(
                     s,
                     rows,
-                    &tiles,
+                    tiles.as_ref(),
                     strips,
                     (&scratch.queries, &mut scratch.coded),
                     &mut scratch.weights,
@@ -256,8 +256,16 @@ impl Kernel for Attend<'_> {
         merged.total.fill(0.0);
         for tile in item.tiles.clone() {
             let strips = reader.read(s, tile, &mut scratch.strips);
-            let into = Into::Merged(&mut merged, &mut scratch.tile);
-            attend_tile(s, rows, &tiles, strips, (&scratch.queries, &mut scratch.coded), &mut scratch.weights, into);
+            let into = Destination::Merged(&mut merged, &mut scratch.tile);
+            attend_tile(
+                s,
+                rows,
+                tiles.as_ref(),
+                strips,
+                (&scratch.queries, &mut scratch.coded),
+                &mut scratch.weights,
+                into,
+            );
         }
         finish(s, rows, &merged);
     }
@@ -380,7 +388,7 @@ impl<'a> ScoreOperands<'a> {
     /// Unpacks what `rows` share of `strips`.
     pub(super) fn new(
         rows: Rows<'_>,
-        tiles: &'a Option<Tiles>,
+        tiles: Option<&'a Tiles>,
         strips: &[Strip],
         queries: &'a Queries,
         coded: &'a CodedQueries,
@@ -389,7 +397,7 @@ impl<'a> ScoreOperands<'a> {
         let (isa, head_dim) = (rows.call.isa, rows.call.params.head_dim);
         let shared = rows.num_rows > MAX_DIRECT_ROWS && strips.iter().any(|strip| strip.key_format.is_rotated());
         let unpacked = shared.then(|| unpack(isa, Part::Keys, head_dim, strips, keys));
-        ScoreOperands { isa, tiles: tiles.as_ref(), queries, coded, unpacked, head_dim }
+        ScoreOperands { isa, tiles, queries, coded, unpacked, head_dim }
     }
 }
 
@@ -446,7 +454,7 @@ fn panels(strips: &[Strip], max_len: usize) -> impl Iterator<Item = Range<usize>
 }
 
 /// Where the results of a tile go.
-enum Into<'a, 'm> {
+enum Destination<'a, 'm> {
     /// They are kept, to be merged by somebody else.
     Kept(Partial<'m>),
     /// They are merged with what tiles before have left, a band at a time, while they are in the first-level cache; beside the
@@ -459,14 +467,14 @@ enum Into<'a, 'm> {
 fn attend_tile<S: Simd>(
     s: S,
     rows: Rows<'_>,
-    tiles: &Option<Tiles>,
+    tiles: Option<&Tiles>,
     strips: &[Strip],
     (queries, coded): (&Queries, &mut CodedScratch),
     buffers: &mut WeightBuffers,
-    mut into: Into<'_, '_>,
+    mut into: Destination<'_, '_>,
 ) {
     if strips.is_empty() {
-        if let Into::Kept(kept) = into {
+        if let Destination::Kept(kept) = into {
             kept.total.fill(0.0);
         }
         return;
@@ -490,8 +498,8 @@ fn attend_tile<S: Simd>(
             buffers.rounded.reserve(band.len() * PAIR_STRIDE);
         }
         let (mut results, merged) = match &mut into {
-            Into::Kept(kept) => (kept.rows(&band), None),
-            Into::Merged(merged, memory) => {
+            Destination::Kept(kept) => (kept.rows(&band), None),
+            Destination::Merged(merged, memory) => {
                 memory.reserve(kept_len(rows.call.params, rows.block, band.len()));
                 (rows.partial(band.len(), memory), Some(merged.rows(&band)))
             }
@@ -681,7 +689,7 @@ impl Kernel for SumColumns<'_> {
             let tiles = tiles_for::<S>(call.isa, rows.num_rows);
             rows.load_queries(s, &mut scratch.queries, &mut scratch.coded);
             let CodedScratch { queries: coded_queries, keys, .. } = &mut scratch.coded;
-            let operands = ScoreOperands::new(rows, &tiles, strips, &scratch.queries, coded_queries, keys);
+            let operands = ScoreOperands::new(rows, tiles.as_ref(), strips, &scratch.queries, coded_queries, keys);
             for band in bands::<S>(rows.num_rows) {
                 let scores = &mut scratch.weights.exact;
                 scores.reserve(band.len() * SCORE_STRIDE);

@@ -115,7 +115,7 @@ impl Kernel for TotalRows<'_> {
             let into = totals(&mut scratch.tile, rows.num_rows);
             into.total.fill(0.0);
             let CodedScratch { queries: coded, keys, .. } = &mut scratch.coded;
-            let operands = ScoreOperands::new(rows, &tiles, strips, &scratch.queries, coded, keys);
+            let operands = ScoreOperands::new(rows, tiles.as_ref(), strips, &scratch.queries, coded, keys);
             for band in bands::<S>(rows.num_rows) {
                 let scores = &mut scratch.weights.exact;
                 scores.reserve(band.len() * SCORE_STRIDE);
@@ -192,7 +192,7 @@ impl Kernel for RaiseColumns<'_> {
             let tiles = tiles_for::<S>(call.isa, rows.num_rows);
             rows.load_queries(s, &mut scratch.queries, &mut scratch.coded);
             let CodedScratch { queries: coded, keys, .. } = &mut scratch.coded;
-            let operands = ScoreOperands::new(rows, &tiles, strips, &scratch.queries, coded, keys);
+            let operands = ScoreOperands::new(rows, tiles.as_ref(), strips, &scratch.queries, coded, keys);
             for band in bands::<S>(rows.num_rows) {
                 let scores = &mut scratch.weights.exact;
                 scores.reserve(band.len() * SCORE_STRIDE);

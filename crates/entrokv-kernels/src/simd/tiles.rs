@@ -48,7 +48,7 @@ pub(crate) fn exist() -> bool {
 }
 
 /// This thread's tile registers, in the shapes that [`Tiles::scores`] and [`Tiles::add_values`] use for so many rows. Not to be
-/// sent elsewhere.
+/// sent elsewhere, and one at a time: the end of one takes the shapes from all of its thread's.
 pub(crate) struct Tiles {
     num_rows: usize,
     #[cfg(target_arch = "x86_64")]
