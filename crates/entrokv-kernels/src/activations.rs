@@ -15,8 +15,11 @@ use crate::disjoint::DisjointMut;
 use crate::matrix::packing::STEP_COLS;
 use crate::weight_type::WeightType;
 
-/// Tokens of a full panel.
+/// Tokens of a full panel of few.
 pub(crate) const PANEL_TOKENS: usize = 8;
+
+/// Tokens of a panel of many.
+pub(crate) const WIDE_PANEL_TOKENS: usize = 2 * PANEL_TOKENS;
 
 /// Tokens that meet packed weights; more of them are kept in full panels and meet unpacked ones.
 const MAX_FEW_TOKENS: usize = 3 * PANEL_TOKENS;
@@ -62,7 +65,7 @@ enum Source<'a> {
 pub(crate) enum Rounding<'a> {
     /// Of few tokens: panels of up to 8.
     Few(&'a [Panel]),
-    /// Of many tokens: [panels, steps], the last panel filled up with tokens of zeros.
+    /// Of many tokens: [wide panels, steps], the last panel filled up with tokens of zeros.
     Many(&'a [PanelStep]),
 }
 
@@ -122,9 +125,10 @@ impl Activations {
 
     fn load_from(&mut self, compute: &Compute, num_tokens: usize, cols: usize, source: Source<'_>) {
         (self.num_tokens, self.cols) = (num_tokens, cols);
-        let (len, panel_len) = (num_tokens * cols, PANEL_TOKENS * cols);
-        let (num_panels, num_steps) = (num_tokens.div_ceil(PANEL_TOKENS), cols / STEP_COLS);
         let (has_codes, is_few) = (self.has_codes(), num_tokens <= MAX_FEW_TOKENS);
+        let panel_tokens = if is_few { PANEL_TOKENS } else { WIDE_PANEL_TOKENS };
+        let (len, panel_len) = (num_tokens * cols, panel_tokens * cols);
+        let (num_panels, num_steps) = (num_tokens.div_ceil(panel_tokens), cols / STEP_COLS);
         if has_codes && is_few && self.panels.len() < num_panels {
             self.panels.resize_with(num_panels, Panel::default);
         }
@@ -185,7 +189,7 @@ impl Activations {
         self.has_codes().then(|| match self.num_tokens {
             ..=MAX_FEW_TOKENS => Rounding::Few(&self.panels[..self.num_tokens.div_ceil(PANEL_TOKENS)]),
             _ => {
-                let num_panels = self.num_tokens.div_ceil(PANEL_TOKENS);
+                let num_panels = self.num_tokens.div_ceil(WIDE_PANEL_TOKENS);
                 Rounding::Many(&self.panel_steps[..num_panels * (self.cols / STEP_COLS)])
             }
         })

@@ -18,6 +18,8 @@
 //! Non-finite scales and sums beyond f32 give infinities and NaN by the rules of IEEE 754, in that order of operations.
 
 #[cfg(target_arch = "x86_64")]
+mod amx;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -27,10 +29,11 @@ mod layout;
 mod output;
 mod scalar;
 
-use crate::activations::{Activations, PANEL_TOKENS, Panel, PanelStep, Rounding};
+use crate::activations::{Activations, PANEL_TOKENS, Panel, PanelStep, Rounding, WIDE_PANEL_TOKENS};
 use crate::compute::Compute;
 use crate::matrix::packing::STEP_COLS;
 use crate::matrix::{Matrix, TILE_ROWS};
+use crate::simd::tiles::bytes::ByteTiles;
 
 use float::{FLOAT_COLS, FLOAT_TOKENS, FloatTile};
 use kernels::{FloatKernels, Kernels, Unpacking};
@@ -40,8 +43,8 @@ use output::Output;
 /// The sums of one row tile for one token.
 type Sums = [f32; TILE_ROWS];
 
-/// The sums of a pair of tiles for a panel of tokens.
-type PanelSums = [[Sums; PANEL_TOKENS]; PAIR];
+/// The sums of a pair of tiles for a wide panel of tokens.
+type PanelSums = [[Sums; WIDE_PANEL_TOKENS]; PAIR];
 
 /// What sums are added to.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -56,7 +59,7 @@ enum Start {
 const GROUP_BYTES: usize = 256 * 1024;
 
 /// Panels that pass an unpacked tile before the next one comes: their sums stay in the second-level cache.
-const SPAN_PANELS: usize = 64;
+const SPAN_PANELS: usize = 32;
 
 /// Parts that a thread's share of the tiles is cut into, so that a thread that was interrupted is helped.
 const TASKS_PER_THREAD: usize = 4;
@@ -106,7 +109,10 @@ fn multiply(compute: &Compute, products: &[Product<'_>], x: &Activations) {
         let part = ProductPart { product, tiles };
         match (product.kernels, x.rounded()) {
             (Some(kernels), Some(Rounding::Few(panels))) => part.packed(kernels, panels),
-            (Some(kernels), Some(Rounding::Many(steps))) => part.unpacked(kernels.unpacking(), steps, x.num_tokens()),
+            (Some(kernels), Some(Rounding::Many(steps))) => {
+                let mut registers = ByteTiles::configure(compute.isa);
+                part.unpacked(kernels.unpacking(), registers.as_mut(), steps, x.num_tokens());
+            }
             _ => part.floats(product.float_kernels, x),
         }
     });
@@ -158,13 +164,13 @@ impl ProductPart<'_> {
     }
 
     /// Stretch by stretch of a pair of tiles: unpacked once, then all panels of a span of tokens. `x` is [panels, steps].
-    fn unpacked(self, unpacking: Unpacking, x: &[PanelStep], num_tokens: usize) {
+    fn unpacked(self, unpacking: Unpacking, mut registers: Option<&mut ByteTiles>, x: &[PanelStep], num_tokens: usize) {
         let num_steps = self.product.w.cols() / STEP_COLS;
         let stretch_steps = Scratch::stretch_steps(num_steps, unpacking.block_steps());
         let mut scratch = [const { Scratch::zeroed() }; PAIR];
-        let mut sums = [[[[0.0; TILE_ROWS]; PANEL_TOKENS]; PAIR]; SPAN_PANELS];
+        let mut sums = [[[[0.0; TILE_ROWS]; WIDE_PANEL_TOKENS]; PAIR]; SPAN_PANELS];
         for (span, x) in x.chunks(SPAN_PANELS * num_steps).enumerate() {
-            let first_token = span * SPAN_PANELS * PANEL_TOKENS;
+            let first_token = span * SPAN_PANELS * WIDE_PANEL_TOKENS;
             for first_tile in self.tiles.clone().step_by(PAIR) {
                 let tiles = first_tile..self.tiles.end.min(first_tile + PAIR);
                 let scratch = &mut scratch[..tiles.len()];
@@ -178,16 +184,23 @@ impl ProductPart<'_> {
                     let mut panels = x.chunks_exact(num_steps).map(|panel| &panel[steps.clone()]).peekable();
                     for (index, sums) in sums.iter_mut().enumerate() {
                         let Some(panel) = panels.next() else { break };
-                        let first_token = first_token + index * PANEL_TOKENS;
+                        let first_token = first_token + index * WIDE_PANEL_TOKENS;
                         if is_last {
                             // The outputs of a panel's tokens lie a row apart from each other, which no hardware foresees.
-                            for token in first_token..first_token + PANEL_TOKENS {
+                            for token in first_token..first_token + WIDE_PANEL_TOKENS {
                                 tiles.clone().for_each(|tile| self.product.output.prefetch(token, tile));
                             }
                         }
-                        unpacking.tokens(scratch, panel, panels.peek().unwrap_or(&panel), start, sums);
+                        unpacking.tokens(
+                            registers.as_deref_mut(),
+                            scratch,
+                            panel,
+                            panels.peek().unwrap_or(&panel),
+                            start,
+                            sums,
+                        );
                         if is_last {
-                            let num_tokens = PANEL_TOKENS.min(num_tokens - first_token);
+                            let num_tokens = WIDE_PANEL_TOKENS.min(num_tokens - first_token);
                             for (tile, sums) in tiles.clone().zip(sums) {
                                 self.write(first_token, tile, &sums[..num_tokens]);
                             }

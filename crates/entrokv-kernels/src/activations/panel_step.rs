@@ -1,53 +1,53 @@
-//! 32 columns of 8 tokens, all that a kernel for many tokens reads of them side by side.
+//! 32 columns of 16 tokens, all that a kernel for many tokens reads of them side by side.
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 
-use super::PANEL_TOKENS;
+use super::WIDE_PANEL_TOKENS as TOKENS;
 use super::rounded::{Fraction, Rounded, exponent};
 use crate::isa::{Isa, Level};
 use crate::matrix::packing::{STEP_COLS, STEP_GROUPS};
 
-/// The int8 activations of 8 tokens in one step of 32 columns, in the order in which kernels ask for cache lines: what all
+/// The int8 activations of 16 tokens in one step of 32 columns, in the order in which kernels ask for cache lines: what all
 /// of them read, what only types with two units a step read, and what AVX-512 does without.
 #[derive(Clone, Debug)]
 #[repr(C, align(64))]
 pub(crate) struct PanelStep {
     /// Codes, four columns a word (column `4 g` in the lowest byte), a word a group of the packed weights.
-    pub(crate) words: [[i32; STEP_GROUPS]; PANEL_TOKENS],
+    pub(crate) words: [[i32; STEP_GROUPS]; TOKENS],
     /// Exponents of the scales; of a scale of 0, any; NaN of NaN.
-    pub(crate) exponents: [f32; PANEL_TOKENS],
+    pub(crate) exponents: [f32; TOKENS],
     /// `scale * sum`, what minima of weights are multiplied with.
-    pub(crate) scaled_sums: [f32; PANEL_TOKENS],
+    pub(crate) scaled_sums: [f32; TOKENS],
     /// Fractions of the scales.
-    pub(crate) fractions: [Fraction; PANEL_TOKENS],
+    pub(crate) fractions: [Fraction; TOKENS],
     /// Sums of the 32 codes, negated: what offsets of weights are multiplied with.
-    pub(crate) negated_sums: [i32; PANEL_TOKENS],
+    pub(crate) negated_sums: [i32; TOKENS],
     /// Sums of the first and last 16 codes, negated.
-    pub(crate) negated_half_sums: [[i32; 2]; PANEL_TOKENS],
+    pub(crate) negated_half_sums: [[i32; 2]; TOKENS],
     /// `scale * sum` of the first and last 16 codes.
-    pub(crate) scaled_half_sums: [[f32; 2]; PANEL_TOKENS],
+    pub(crate) scaled_half_sums: [[f32; 2]; TOKENS],
     /// Scales.
-    pub(crate) scales: [f32; PANEL_TOKENS],
+    pub(crate) scales: [f32; TOKENS],
 }
 
-const _: () = assert!(std::mem::offset_of!(PanelStep, negated_half_sums) <= 6 * 64);
-const _: () = assert!(std::mem::offset_of!(PanelStep, scales) <= 8 * 64);
+const _: () = assert!(std::mem::offset_of!(PanelStep, negated_half_sums) <= 12 * 64);
+const _: () = assert!(std::mem::offset_of!(PanelStep, scales) <= 16 * 64);
 
 impl PanelStep {
     /// Tokens of zeros.
     pub(super) const ZERO: Self = Self {
-        words: [[0; STEP_GROUPS]; PANEL_TOKENS],
-        exponents: [0.0; PANEL_TOKENS],
-        fractions: [Fraction::F0; PANEL_TOKENS],
-        scales: [0.0; PANEL_TOKENS],
-        negated_sums: [0; PANEL_TOKENS],
-        scaled_sums: [0.0; PANEL_TOKENS],
-        negated_half_sums: [[0; 2]; PANEL_TOKENS],
-        scaled_half_sums: [[0.0; 2]; PANEL_TOKENS],
+        words: [[0; STEP_GROUPS]; TOKENS],
+        exponents: [0.0; TOKENS],
+        fractions: [Fraction::F0; TOKENS],
+        scales: [0.0; TOKENS],
+        negated_sums: [0; TOKENS],
+        scaled_sums: [0.0; TOKENS],
+        negated_half_sums: [[0; 2]; TOKENS],
+        scaled_half_sums: [[0.0; 2]; TOKENS],
     };
 
-    /// Rounds the rows of `x` [at most 8 tokens, cols] into `steps`; tokens that are not there become zeros.
+    /// Rounds the rows of `x` [at most 16 tokens, cols] into `steps`; tokens that are not there become zeros.
     pub(super) fn load(isa: Isa, x: &[f32], steps: &mut [PanelStep]) {
         match isa.level() {
             Level::Scalar => Self::round(x, steps, Rounded::of),
@@ -70,7 +70,7 @@ impl PanelStep {
     #[inline(always)]
     fn round(x: &[f32], steps: &mut [PanelStep], rounded: impl Fn(&[f32; STEP_COLS]) -> Rounded) {
         let num_tokens = x.len() / (steps.len() * STEP_COLS);
-        if num_tokens < PANEL_TOKENS {
+        if num_tokens < TOKENS {
             steps.fill(Self::ZERO);
         }
         for (token, row) in x.chunks_exact(steps.len() * STEP_COLS).enumerate() {
@@ -105,7 +105,7 @@ mod tests {
         let num_steps = 5;
         let cols = num_steps * STEP_COLS;
         let noise = |i: usize| ((i as u32).wrapping_mul(2_654_435_761).cast_signed() as f32) * 1e-9;
-        for num_tokens in [1, 7, 8] {
+        for num_tokens in [1, 7, 8, 9, 16] {
             let mut x: Vec<f32> = (0..num_tokens * cols).map(noise).collect();
             x[STEP_COLS..2 * STEP_COLS].iter_mut().for_each(|x| *x *= 1e-31);
             x[2 * STEP_COLS + 3] = 1e29;
@@ -127,7 +127,7 @@ mod tests {
                     assert_eq!(got.fractions, expected.fractions, "{name}");
                     assert_eq!(got.negated_sums, expected.negated_sums, "{name}");
                     assert_eq!(got.negated_half_sums, expected.negated_half_sums, "{name}");
-                    for token in 0..PANEL_TOKENS {
+                    for token in 0..TOKENS {
                         let scale = got.scales[token];
                         if scale > 0.0 {
                             let fraction = 1.0 + got.fractions[token].eighths() as f32 / 8.0;

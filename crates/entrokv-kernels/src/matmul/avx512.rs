@@ -20,10 +20,11 @@ use std::ops::Range;
 
 use super::layout::{FRACTIONS, Layout, ScaleLayout, Scratch, UNIT_SCALE_BYTES, blocks_of};
 use super::{PanelSums, Start, Sums};
-use crate::activations::{PANEL_TOKENS, Panel, PanelStep};
+use crate::activations::{PANEL_TOKENS, Panel, PanelStep, WIDE_PANEL_TOKENS};
 use crate::dequantize::{BlockFormat, Scales};
 use crate::matrix::TILE_ROWS;
 use crate::matrix::packing::{AFTER_NIBBLES, AFTER_PAIRS, GROUP_BYTES, Packing};
+use crate::simd::tiles::bytes::ByteTiles;
 
 /// Adds the products of `tile` with every token in `panel` to the token's sums.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
@@ -94,7 +95,9 @@ pub(super) fn unpack<L: Layout, To: Layout>(tile: &[u8], steps: Range<usize>, sc
         let block_scales = BlockScales::load::<L>(scales);
         for ((step, codes), (values, groups)) in codes.chunks_exact(L::STEP_BYTES).enumerate().zip(&mut to) {
             for (g, to) in groups.iter_mut().enumerate() {
-                store(group::<L>(codes, g), to);
+                let codes = group::<L>(codes, g);
+                let offset = if To::IS_SIGNED { L::Format::OFFSET } else { 0 };
+                store(_mm512_sub_epi8(codes, _mm512_set1_epi8(offset as i8)), to);
             }
             for half in 0..L::STEP_UNITS {
                 let (scale, min) = block_scales.unit::<L>(scales, step * L::STEP_UNITS + half);
@@ -115,6 +118,7 @@ pub(super) fn unpack<L: Layout, To: Layout>(tile: &[u8], steps: Range<usize>, sc
 /// the tile's and token's sums, or to `start`. `next` is fetched meanwhile.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(super) fn unpacked_tokens<L: Layout>(
+    _registers: Option<&mut ByteTiles>,
     scratch: &[Scratch],
     x: &[PanelStep],
     next: &[PanelStep],
@@ -123,47 +127,53 @@ pub(super) fn unpacked_tokens<L: Layout>(
 ) {
     match scratch {
         [a, b] => {
-            half_panel::<L, 2, 0>([a, b], x, next, start, sums);
-            half_panel::<L, 2, HALF_PANEL>([a, b], x, next, start, sums);
+            panel_part::<L, 2, 0>([a, b], x, next, start, sums);
+            panel_part::<L, 2, 1>([a, b], x, next, start, sums);
+            panel_part::<L, 2, 2>([a, b], x, next, start, sums);
+            panel_part::<L, 2, 3>([a, b], x, next, start, sums);
         }
         [a, ..] => {
-            half_panel::<L, 1, 0>([a], x, next, start, sums);
-            half_panel::<L, 1, HALF_PANEL>([a], x, next, start, sums);
+            panel_part::<L, 1, 0>([a], x, next, start, sums);
+            panel_part::<L, 1, 1>([a], x, next, start, sums);
+            panel_part::<L, 1, 2>([a], x, next, start, sums);
+            panel_part::<L, 1, 3>([a], x, next, start, sums);
         }
         [] => {}
     }
 }
 
-/// Half of a panel's tokens: their sums and integer sums with two tiles are registers.
-const HALF_PANEL: usize = PANEL_TOKENS / 2;
+/// Tokens of a part of a panel: their sums and integer sums with two tiles are registers.
+const PART_TOKENS: usize = 4;
 
-/// [`unpacked_tokens`] for the half of the panel that starts with token `FIRST`, and `S` tiles, which share the
-/// activations that are fetched.
+const _: () = assert!(4 * PART_TOKENS == WIDE_PANEL_TOKENS);
+
+/// [`unpacked_tokens`] for part `PART` of the panel and `S` tiles, which share the activations that are fetched.
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn half_panel<L: Layout, const S: usize, const FIRST: usize>(
+fn panel_part<L: Layout, const S: usize, const PART: usize>(
     scratch: [&Scratch; S],
     x: &[PanelStep],
     next: &[PanelStep],
     start: Start,
     sums: &mut PanelSums,
 ) {
-    let mut token_sums = [[_mm512_setzero_ps(); HALF_PANEL]; S];
+    let first = PART * PART_TOKENS;
+    let mut token_sums = [[_mm512_setzero_ps(); PART_TOKENS]; S];
     if start == Start::Sums {
         for side in 0..S {
-            for token in 0..HALF_PANEL {
-                token_sums[side][token] = load_f32(&sums[side][FIRST + token]);
+            for token in 0..PART_TOKENS {
+                token_sums[side][token] = load_f32(&sums[side][first + token]);
             }
         }
     }
     for (step, (x, next)) in x.iter().zip(next).enumerate() {
-        prefetch_half::<L>(next, FIRST);
+        prefetch_part::<L, PART>(next);
         let lines = scratch.map(|scratch| scratch.step::<L>(step));
         for half in 0..L::STEP_UNITS {
-            let mut dots = [[_mm512_setzero_si512(); HALF_PANEL]; S];
-            for token in 0..HALF_PANEL {
+            let mut dots = [[_mm512_setzero_si512(); PART_TOKENS]; S];
+            for token in 0..PART_TOKENS {
                 let dot = offset_start::<L>(match L::STEP_UNITS {
-                    1 => x.negated_sums[FIRST + token],
-                    _ => x.negated_half_sums[FIRST + token][half],
+                    1 => x.negated_sums[first + token],
+                    _ => x.negated_half_sums[first + token][half],
                 });
                 for side in 0..S {
                     dots[side][token] = dot;
@@ -174,16 +184,16 @@ fn half_panel<L: Layout, const S: usize, const FIRST: usize>(
                 for side in 0..S {
                     codes[side] = load(&lines[side].1[g]);
                 }
-                for token in 0..HALF_PANEL {
-                    let word = _mm512_set1_epi32(x.words[FIRST + token][g]);
+                for token in 0..PART_TOKENS {
+                    let word = _mm512_set1_epi32(x.words[first + token][g]);
                     for side in 0..S {
                         dots[side][token] = _mm512_dpbusd_epi32(dots[side][token], codes[side], word);
                     }
                 }
             }
-            for token in 0..HALF_PANEL {
-                let exponent = _mm512_set1_ps(x.exponents[FIRST + token]);
-                let fraction = x.fractions[FIRST + token].eighths();
+            for token in 0..PART_TOKENS {
+                let exponent = _mm512_set1_ps(x.exponents[first + token]);
+                let fraction = x.fractions[first + token].eighths();
                 for side in 0..S {
                     let values = lines[side].0;
                     let scales: &[[u8; GROUP_BYTES]; FRACTIONS] = part(values, half * FRACTIONS);
@@ -193,8 +203,8 @@ fn half_panel<L: Layout, const S: usize, const FIRST: usize>(
                     if L::HAS_MIN {
                         let min = _mm512_castsi512_ps(load(&values[L::MINS_AT + half]));
                         let x_min = _mm512_set1_ps(match L::STEP_UNITS {
-                            1 => x.scaled_sums[FIRST + token],
-                            _ => x.scaled_half_sums[FIRST + token][half],
+                            1 => x.scaled_sums[first + token],
+                            _ => x.scaled_half_sums[first + token][half],
                         });
                         sum = _mm512_fmadd_ps(min, x_min, sum);
                     }
@@ -204,21 +214,21 @@ fn half_panel<L: Layout, const S: usize, const FIRST: usize>(
         }
     }
     for side in 0..S {
-        for token in 0..HALF_PANEL {
-            store_f32(token_sums[side][token], &mut sums[side][FIRST + token]);
+        for token in 0..PART_TOKENS {
+            store_f32(token_sums[side][token], &mut sums[side][first + token]);
         }
     }
 }
 
-/// Fetches half of what [`half_panel`] reads of a step into the first-level cache.
+/// Fetches what [`panel_part`] reads of a step, or as much of what all parts read, into the first-level cache.
 #[inline]
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn prefetch_half<L: Layout>(x: &PanelStep, first: usize) {
+fn prefetch_part<L: Layout, const PART: usize>(x: &PanelStep) {
     let start = std::ptr::from_ref(x).cast::<i8>();
     // Half sums are last.
     let lines = if L::STEP_UNITS == 1 { 3 } else { 4 };
     for line in 0..lines {
-        _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(64 * if first == 0 { line } else { lines + line }));
+        _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(64 * (PART * lines + line)));
     }
 }
 

@@ -5,20 +5,21 @@
 use std::ops::Range;
 
 use super::float::{self, FLOAT_TOKENS, FloatTile};
-use super::layout::{FRACTIONS, Packed, Scratch, Unpacked};
+use super::layout::{FRACTIONS, Packed, Scratch, Unpacked, UnpackedSigned};
 use super::scalar;
 use super::{PanelSums, Start, Sums};
 #[cfg(target_arch = "x86_64")]
-use super::{avx2, avx512};
+use super::{amx, avx2, avx512};
 use crate::activations::{PANEL_TOKENS, Panel, PanelStep};
 use crate::dequantize::{BlockFormat, with_block_format};
 use crate::isa::{Isa, Level};
 use crate::matrix::Matrix;
 use crate::matrix::packing::Packing;
+use crate::simd::tiles::bytes::ByteTiles;
 use crate::weight_type::WeightType;
 
 type Tokens = unsafe fn(&[u8], &Panel, &mut [Sums; PANEL_TOKENS]);
-type UnpackedTokens = unsafe fn(&[Scratch], &[PanelStep], &[PanelStep], Start, &mut PanelSums);
+type UnpackedTokens = unsafe fn(Option<&mut ByteTiles>, &[Scratch], &[PanelStep], &[PanelStep], Start, &mut PanelSums);
 type Unpack = unsafe fn(&[u8], Range<usize>, &mut Scratch);
 
 /// The int8 kernels of one quantised type on one instruction set.
@@ -66,7 +67,18 @@ impl Kernels {
             #[cfg(target_arch = "x86_64")]
             Level::AvxVnni => kernels!(avx2, super::avx2::vnni, 1),
             #[cfg(target_arch = "x86_64")]
-            Level::Avx512 | Level::Avx512Bf16 | Level::Amx => kernels!(avx512, super::avx512, FRACTIONS),
+            Level::Avx512 | Level::Avx512Bf16 => kernels!(avx512, super::avx512, FRACTIONS),
+            #[cfg(target_arch = "x86_64")]
+            Level::Amx if F::STEP_UNITS == 1 => Kernels {
+                tokens: avx512::tokens::<Packed<F>>,
+                unpacking: Unpacking {
+                    block_steps: F::BLOCK_STEPS,
+                    unpack: avx512::unpack::<Packed<F>, UnpackedSigned<F>>,
+                    tokens: amx::unpacked_tokens::<UnpackedSigned<F>>,
+                },
+            },
+            #[cfg(target_arch = "x86_64")]
+            Level::Amx => kernels!(avx512, super::avx512, FRACTIONS),
         }
     }
 
@@ -95,9 +107,11 @@ impl Unpacking {
     }
 
     /// Adds the products of one or two tiles, of which as many steps have been unpacked as `x` has, with each token of `x`
-    /// to the tile's and token's sums, or to `start`. `next` is what the same stretch will be multiplied with then.
+    /// to the tile's and token's sums, or to `start`. `next` is what the same stretch will be multiplied with then, `registers` are this
+    /// thread's, where the instruction set has any.
     pub(super) fn tokens(
         self,
+        registers: Option<&mut ByteTiles>,
         scratch: &[Scratch],
         x: &[PanelStep],
         next: &[PanelStep],
@@ -105,7 +119,7 @@ impl Unpacking {
         sums: &mut PanelSums,
     ) {
         // SAFETY: the CPU has the instruction set, by the invariant.
-        unsafe { (self.tokens)(scratch, x, next, start, sums) }
+        unsafe { (self.tokens)(registers, scratch, x, next, start, sums) }
     }
 }
 

@@ -36,6 +36,8 @@ pub(super) trait Layout {
     const BLOCK_UNITS: usize = Self::STEP_UNITS * Self::BLOCK_STEPS;
     /// Groups of a unit.
     const UNIT_GROUPS: usize = STEP_GROUPS / Self::STEP_UNITS;
+    /// Whether codes are kept less the format's offset, as signed bytes.
+    const IS_SIGNED: bool = false;
     /// Whether units have minima.
     const HAS_MIN: bool = Self::Format::HAS_MIN;
     /// Scales kept of each unit: its own, or this and its products with the fractions a scale of activations can have.
@@ -84,6 +86,18 @@ impl<F: BlockFormat, const SCALES: usize> Layout for Unpacked<F, SCALES> {
     const BLOCK_SCALE_BYTES: usize = UNIT_SCALE_BYTES * Self::STEP_VALUES;
 }
 
+/// [`Unpacked`] as products of signed bytes take it.
+pub(super) struct UnpackedSigned<F>(PhantomData<F>);
+
+impl<F: BlockFormat> Layout for UnpackedSigned<F> {
+    type Format = F;
+    const STORED_BITS: u32 = 8;
+    const SCALES: ScaleLayout = ScaleLayout::Float;
+    const BLOCK_STEPS: usize = 1;
+    const IS_SIGNED: bool = true;
+    const BLOCK_SCALE_BYTES: usize = UNIT_SCALE_BYTES * Self::STEP_VALUES;
+}
+
 /// Bytes of the f32 scales of one unit of 16 rows.
 pub(super) const UNIT_SCALE_BYTES: usize = 4 * TILE_ROWS;
 
@@ -125,6 +139,11 @@ impl Scratch {
         let lines = &self.0[step * (L::STEP_VALUES + STEP_GROUPS)..][..L::STEP_VALUES + STEP_GROUPS];
         let (values, groups) = lines.split_at(L::STEP_VALUES);
         (values, groups.first_chunk().expect("what is left of the step"))
+    }
+
+    /// Bytes of a step.
+    pub(super) const fn step_bytes<L: Layout>() -> usize {
+        (L::STEP_VALUES + STEP_GROUPS) * GROUP_BYTES
     }
 
     /// Its bytes, step after step.

@@ -8,6 +8,7 @@ use crate::activations::{PANEL_TOKENS, Panel, PanelStep};
 use crate::dequantize::{BlockFormat, UnitScales};
 use crate::matrix::TILE_ROWS;
 use crate::matrix::packing::{AFTER_NIBBLES, AFTER_PAIRS, GROUP_BYTES, STEP_GROUPS, scales_of};
+use crate::simd::tiles::bytes::ByteTiles;
 
 /// Adds the products of `tile` with every token in `panel` to the token's sums.
 pub(super) fn tokens<L: Layout>(tile: &[u8], panel: &Panel, sums: &mut [Sums; PANEL_TOKENS]) {
@@ -27,6 +28,7 @@ pub(super) fn tokens<L: Layout>(tile: &[u8], panel: &Panel, sums: &mut [Sums; PA
 /// Adds the products of tiles, of which as many steps have been unpacked as `x` has, with each token of `x` to the tile's
 /// and token's sums.
 pub(super) fn unpacked_tokens<L: Layout>(
+    _registers: Option<&mut ByteTiles>,
     scratch: &[Scratch],
     x: &[PanelStep],
     _next: &[PanelStep],

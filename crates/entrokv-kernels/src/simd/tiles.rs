@@ -1,15 +1,24 @@
-//! Products of whole tiles of bf16 on AMX: 16 rows times 16 columns times 32 elements an instruction, some twenty times what
-//! vectors of f32 do on the same core.
+//! Products of whole tiles on AMX: of bf16, 16 rows times 16 columns times 32 elements an instruction, some twenty times what
+//! vectors of f32 do on the same core; of bytes ([`bytes`]) twice as many elements.
 //!
-//! What the instruction computes, and what the kernels of [`Simd::SUMS_OF_TILES`](super::Simd::SUMS_OF_TILES) therefore compute too:
+//! What the instruction of bf16 computes, and what the kernels of [`Simd::SUMS_OF_TILES`](super::Simd::SUMS_OF_TILES) therefore compute too:
 //! of up to 16 pairs of elements, the products of all first elements are summed from 0, each fused with its addition, those of all
 //! second elements apart; both sums are added, and the result to what the tile held. Operands and results that are denormal count
 //! as 0 in tiles only.
 //!
 //! Tile registers are no registers of the compiler's: it neither uses nor keeps them. They keep their shapes from a
-//! `ldtilecfg` to a `tilerelease` of the same thread, which is what a [`Tiles`] stands for; contents never outlive one `asm!`.
+//! `ldtilecfg` to a `tilerelease` of the same thread, which is what a [`Shaped`] stands for; contents never outlive one `asm!`.
 //!
 //! Stable Rust has no intrinsics for them yet, hence the assembly.
+
+pub(crate) mod bytes;
+
+#[cfg(target_arch = "x86_64")]
+use std::arch::asm;
+
+use crate::isa::Isa;
+#[cfg(target_arch = "x86_64")]
+use crate::isa::Level;
 
 /// Most rows of a tile.
 pub(crate) const ROWS: usize = 16;
@@ -20,7 +29,7 @@ pub(crate) const BLOCK_PAIRS: usize = 16;
 /// Most tiles of sums that are worked on at a time.
 pub(crate) const COLUMNS: usize = 4;
 
-/// Whether this CPU has tiles of bf16 and the operating system lets this process use them.
+/// Whether this CPU has tiles of bf16 and of bytes, and the operating system lets this process use them.
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 pub(crate) fn exist() -> bool {
     use std::sync::OnceLock;
@@ -29,8 +38,8 @@ pub(crate) fn exist() -> bool {
     /// `XFEATURE_XTILE_DATA`.
     const REQUEST: libc::c_long = 0x1023;
     const TILE_DATA: libc::c_long = 18;
-    /// Of leaf 7, in `edx`: AMX-BF16, AMX-TILE.
-    const FEATURES: u32 = 1 << 22 | 1 << 24;
+    /// Of leaf 7, in `edx`: AMX-BF16, AMX-TILE, AMX-INT8.
+    const FEATURES: u32 = 1 << 22 | 1 << 24 | 1 << 25;
 
     static EXIST: OnceLock<bool> = OnceLock::new();
     *EXIST.get_or_init(|| {
@@ -41,20 +50,26 @@ pub(crate) fn exist() -> bool {
     })
 }
 
-/// Whether this CPU has tiles of bf16 and the operating system lets this process use them.
+/// Whether this CPU has tiles of bf16 and of bytes, and the operating system lets this process use them.
 #[cfg(all(target_arch = "x86_64", not(target_os = "linux")))]
 pub(crate) fn exist() -> bool {
     false
 }
 
-/// This thread's tile registers, in the shapes that [`Tiles::scores`] and [`Tiles::add_values`] use for so many rows. Not to be
-/// sent elsewhere, and one at a time: the end of one takes the shapes from all of its thread's.
-pub(crate) struct Tiles {
-    num_rows: usize,
+/// This thread's tile registers in some shapes. Not to be sent elsewhere, and one at a time: the end of one takes the shapes from
+/// all of its thread's.
+struct Shaped {
     #[cfg(target_arch = "x86_64")]
     _of_this_thread: std::marker::PhantomData<*const ()>,
     #[cfg(not(target_arch = "x86_64"))]
     never: std::convert::Infallible,
+}
+
+/// This thread's tile registers, in the shapes that [`Tiles::scores`] and [`Tiles::add_values`] use for so many rows.
+pub(crate) struct Tiles {
+    num_rows: usize,
+    #[cfg_attr(target_arch = "x86_64", expect(dead_code, reason = "held for its end"))]
+    shaped: Shaped,
 }
 
 /// What `ldtilecfg` reads.
@@ -67,6 +82,45 @@ struct Shapes {
     row_bytes: [u16; 16],
     rows: [u8; 16],
 }
+
+#[cfg(target_arch = "x86_64")]
+impl Shaped {
+    /// Gives the registers `shapes`, valid ones of palette 1, where `isa` has such registers.
+    fn new(isa: Isa, shapes: &Shapes) -> Option<Shaped> {
+        if isa.level() != Level::Amx {
+            return None;
+        }
+        // SAFETY: the instruction set includes AMX, the shapes are valid ones.
+        unsafe {
+            asm!("ldtilecfg [{}]", in(reg) std::ptr::from_ref(shapes), options(nostack, preserves_flags, readonly));
+        }
+        Some(Shaped { _of_this_thread: std::marker::PhantomData })
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Drop for Shaped {
+    fn drop(&mut self) {
+        // SAFETY: a `Shaped` exists, so this CPU has the instruction. What the registers hold is lost, and nobody's.
+        unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
+    }
+}
+
+/// One asm block, which leaves nothing in the tile registers.
+#[cfg(target_arch = "x86_64")]
+macro_rules! tiles_asm {
+    ($($line:expr),* ; $($operand:tt)*) => {
+        asm!(
+            $($line),*,
+            $($operand)*
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(nostack),
+        )
+    };
+}
+#[cfg(target_arch = "x86_64")]
+use tiles_asm;
 
 #[cfg(target_arch = "x86_64")]
 impl Shapes {
@@ -87,40 +141,18 @@ impl Shapes {
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::asm;
-    use std::marker::PhantomData;
 
-    use super::{BLOCK_PAIRS, ROWS, Shapes, Tiles};
-    use crate::isa::{Isa, Level};
+    use super::{BLOCK_PAIRS, ROWS, Shaped, Shapes, Tiles};
+    use crate::isa::Isa;
 
     /// Bytes of a row of 16 pairs or 16 sums.
     const ROW: usize = 64;
 
-    /// One asm block, which leaves nothing in the tile registers.
-    macro_rules! tiles_asm {
-        ($($line:expr),* ; $($operand:tt)*) => {
-            asm!(
-                $($line),*,
-                $($operand)*
-                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
-                options(nostack),
-            )
-        };
-    }
-
     impl Tiles {
         /// Shapes this thread's tile registers for `num_rows` rows, 1 to 16, where `isa` has them.
         pub(crate) fn configure(isa: Isa, num_rows: usize) -> Option<Tiles> {
-            if isa.level() != Level::Amx {
-                return None;
-            }
             assert!((1..=ROWS).contains(&num_rows));
-            let shapes = Shapes::of(num_rows);
-            // SAFETY: the instruction set includes AMX, the shapes are valid ones of palette 1.
-            unsafe {
-                asm!("ldtilecfg [{}]", in(reg) &raw const shapes, options(nostack, preserves_flags, readonly));
-            }
-            Some(Tiles { num_rows, _of_this_thread: PhantomData })
+            Some(Tiles { num_rows, shaped: Shaped::new(isa, &Shapes::of(num_rows))? })
         }
 
         /// Rows of its products.
@@ -262,18 +294,11 @@ mod x86 {
             }
         }
     }
-
-    impl Drop for Tiles {
-        fn drop(&mut self) {
-            // SAFETY: a `Tiles` exists, so this CPU has the instruction. What the registers hold is lost, and nobody's.
-            unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
-        }
-    }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
 impl Tiles {
-    pub(crate) fn configure(_: crate::isa::Isa, _: usize) -> Option<Tiles> {
+    pub(crate) fn configure(_: Isa, _: usize) -> Option<Tiles> {
         None
     }
 
@@ -284,7 +309,7 @@ impl Tiles {
     /// # Safety
     /// None: there is no `Tiles`.
     pub(crate) unsafe fn scores(&self, _: (*const u32, usize), _: usize, _: &[*const u8], _: (*mut f32, usize)) {
-        match self.never {}
+        match self.shaped.never {}
     }
 
     /// # Safety
@@ -296,7 +321,7 @@ impl Tiles {
         _: (usize, usize),
         _: (bool, (*mut f32, usize)),
     ) {
-        match self.never {}
+        match self.shaped.never {}
     }
 }
 

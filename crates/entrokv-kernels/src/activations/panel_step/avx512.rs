@@ -5,40 +5,45 @@
 use std::arch::x86_64::*;
 
 use super::PanelStep;
-use crate::activations::PANEL_TOKENS;
+use crate::activations::WIDE_PANEL_TOKENS;
 use crate::activations::rounded::{FRACTION_SHIFT, Fraction, INFINITE, Rounded, ZERO};
 use crate::matrix::packing::STEP_COLS;
 
-/// Rounds the rows of `x` [at most 8 tokens, cols] into `steps`; tokens that are not there become zeros.
+/// Tokens rounded at a time.
+const TOKENS: usize = 8;
+
+/// Rounds the rows of `x` [at most 16 tokens, cols] into `steps`; tokens that are not there become zeros.
 #[target_feature(enable = "avx2,avx512bw,avx512dq,avx512vl,avx512vnni")]
 pub(super) fn round(x: &[f32], steps: &mut [PanelStep]) {
-    let mut rows: [&[[f32; STEP_COLS]]; PANEL_TOKENS] = [&[]; PANEL_TOKENS];
+    let mut rows: [&[[f32; STEP_COLS]]; WIDE_PANEL_TOKENS] = [&[]; WIDE_PANEL_TOKENS];
     for (row, x) in rows.iter_mut().zip(x.chunks_exact(steps.len() * STEP_COLS)) {
         *row = x.as_chunks().0;
     }
     for (index, step) in steps.iter_mut().enumerate() {
-        // No `map`: a closure would be a function of its own without the instruction set.
-        let mut x = [&[0.0; STEP_COLS]; PANEL_TOKENS];
-        for token in 0..PANEL_TOKENS {
-            if let Some(columns) = rows[token].get(index) {
-                x[token] = columns;
+        for (part, rows) in rows.as_chunks::<TOKENS>().0.iter().enumerate() {
+            // No `map`: a closure would be a function of its own without the instruction set.
+            let mut x = [&[0.0; STEP_COLS]; TOKENS];
+            for token in 0..TOKENS {
+                if let Some(columns) = rows[token].get(index) {
+                    x[token] = columns;
+                }
             }
-        }
-        if !round_step(x, step) {
-            for (token, x) in x.into_iter().enumerate() {
-                step.put(token, Rounded::of_avx2(x));
+            if !round_part(x, step, part) {
+                for (token, x) in x.into_iter().enumerate() {
+                    step.put(part * TOKENS + token, Rounded::of_avx2(x));
+                }
             }
         }
     }
 }
 
-/// Rounds one step; `false` if some token has an infinity or a NaN, for which nothing is done.
+/// Rounds part `part` of the tokens of a step; `false` if some token has an infinity or a NaN, for which nothing is done.
 #[inline]
 #[target_feature(enable = "avx2,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn round_step(x: [&[f32; STEP_COLS]; PANEL_TOKENS], step: &mut PanelStep) -> bool {
-    let mut parts = [[_mm512_setzero_ps(); 2]; PANEL_TOKENS];
-    let mut maxima = [_mm256_setzero_si256(); PANEL_TOKENS];
-    for token in 0..PANEL_TOKENS {
+fn round_part(x: [&[f32; STEP_COLS]; TOKENS], step: &mut PanelStep, part: usize) -> bool {
+    let mut parts = [[_mm512_setzero_ps(); 2]; TOKENS];
+    let mut maxima = [_mm256_setzero_si256(); TOKENS];
+    for token in 0..TOKENS {
         let [a, b] = load(x[token]);
         parts[token] = [a, b];
         let magnitude = _mm512_set1_epi32(i32::MAX);
@@ -61,17 +66,18 @@ fn round_step(x: [&[f32; STEP_COLS]; PANEL_TOKENS], step: &mut PanelStep) -> boo
     let exponent = _mm256_cvtepi32_ps(_mm256_srli_epi32::<23>(bits));
     let fraction = _mm256_and_si256(_mm256_srli_epi32::<{ FRACTION_SHIFT as i32 }>(bits), _mm256_set1_epi32(7));
     let fraction = _mm_cvtsi128_si64(_mm256_cvtepi32_epi8(fraction)).to_le_bytes();
-    step.scales = f32_lanes(scale);
-    step.exponents = f32_lanes(_mm256_sub_ps(exponent, _mm256_set1_ps(127.0)));
-    for token in 0..PANEL_TOKENS {
-        step.fractions[token] = Fraction::ALL[usize::from(fraction[token] & 7)];
+    *part_of(&mut step.scales, part) = f32_lanes(scale);
+    *part_of(&mut step.exponents, part) = f32_lanes(_mm256_sub_ps(exponent, _mm256_set1_ps(127.0)));
+    let fractions = part_of(&mut step.fractions, part);
+    for token in 0..TOKENS {
+        fractions[token] = Fraction::ALL[usize::from(fraction[token] & 7)];
     }
 
     let inverses = f32_lanes(inverse);
     // Of a 4 x 4 matrix of words in order of rows, its words in order of columns.
     let transpose = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    let mut sums = [_mm512_setzero_si512(); PANEL_TOKENS / 2];
-    for (pair, words) in step.words.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+    let mut sums = [_mm512_setzero_si512(); TOKENS / 2];
+    for (pair, words) in part_of(&mut step.words, part).as_chunks_mut::<2>().0.iter_mut().enumerate() {
         let mut packed = [_mm512_setzero_si512(); 2];
         for side in 0..2 {
             let token = 2 * pair + side;
@@ -94,13 +100,19 @@ fn round_step(x: [&[f32; STEP_COLS]; PANEL_TOKENS], step: &mut PanelStep) -> boo
     let half_sums = _mm512_permutexvar_epi32(transpose, sums);
     let twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
     let scale_twice = _mm512_permutexvar_ps(twice, _mm512_castps256_ps512(scale));
-    step.negated_half_sums = i32_lanes(_mm512_sub_epi32(_mm512_setzero_si512(), half_sums));
-    step.scaled_half_sums = f32_pairs(_mm512_mul_ps(scale_twice, _mm512_cvtepi32_ps(half_sums)));
+    *part_of(&mut step.negated_half_sums, part) = i32_lanes(_mm512_sub_epi32(_mm512_setzero_si512(), half_sums));
+    *part_of(&mut step.scaled_half_sums, part) = f32_pairs(_mm512_mul_ps(scale_twice, _mm512_cvtepi32_ps(half_sums)));
     // The low words of neighbours added up.
     let sums = _mm512_cvtepi64_epi32(_mm512_add_epi32(half_sums, _mm512_srli_epi64::<32>(half_sums)));
-    step.negated_sums = i32_lanes_8(_mm256_sub_epi32(_mm256_setzero_si256(), sums));
-    step.scaled_sums = f32_lanes(_mm256_mul_ps(scale, _mm256_cvtepi32_ps(sums)));
+    *part_of(&mut step.negated_sums, part) = i32_lanes_8(_mm256_sub_epi32(_mm256_setzero_si256(), sums));
+    *part_of(&mut step.scaled_sums, part) = f32_lanes(_mm256_mul_ps(scale, _mm256_cvtepi32_ps(sums)));
     true
+}
+
+/// Part `part` of what a step has of its tokens.
+#[inline(always)]
+fn part_of<T>(of_tokens: &mut [T; WIDE_PANEL_TOKENS], part: usize) -> &mut [T; TOKENS] {
+    &mut of_tokens.as_chunks_mut().0[part]
 }
 
 /// Lane `i` is the largest lane of `vectors[i]`.

@@ -7,10 +7,11 @@ use std::arch::x86_64::*;
 
 use super::{BlockScales, maddubs_dots, vnni_dots};
 use super::{MAX_TOKENS, add_unit, load_f32, part, side_of, side_of_mut, store_f32, value};
-use crate::activations::{PANEL_TOKENS, Panel, PanelStep};
+use crate::activations::{PANEL_TOKENS, Panel, PanelStep, WIDE_PANEL_TOKENS};
 use crate::matmul::layout::{Layout, Scratch};
 use crate::matmul::{PanelSums, Start, Sums};
 use crate::matrix::TILE_ROWS;
+use crate::simd::tiles::bytes::ByteTiles;
 
 /// Defines module `$name` with the kernels compiled for `$features`, integer sums from module `$dots`.
 macro_rules! products {
@@ -89,6 +90,7 @@ macro_rules! products {
             /// tile's and token's sums.
             #[target_feature(enable = $features)]
             pub(in crate::matmul) fn unpacked_tokens<L: Layout>(
+                _registers: Option<&mut ByteTiles>,
                 scratch: &[Scratch],
                 x: &[PanelStep],
                 _next: &[PanelStep],
@@ -100,49 +102,54 @@ macro_rules! products {
                 }
                 for (scratch, sums) in scratch.iter().zip(sums) {
                     if $dots::unpacked_sides::<L>() == 2 {
-                        half_panel::<L, 0, 2>(scratch, 0, x, sums);
-                        half_panel::<L, MAX_TOKENS, 2>(scratch, 0, x, sums);
+                        panel_part::<L, 0, 2>(scratch, 0, x, sums);
+                        panel_part::<L, 1, 2>(scratch, 0, x, sums);
+                        panel_part::<L, 2, 2>(scratch, 0, x, sums);
+                        panel_part::<L, 3, 2>(scratch, 0, x, sums);
                     } else {
                         for side in 0..2 {
-                            half_panel::<L, 0, 1>(scratch, side, x, sums);
-                            half_panel::<L, MAX_TOKENS, 1>(scratch, side, x, sums);
+                            panel_part::<L, 0, 1>(scratch, side, x, sums);
+                            panel_part::<L, 1, 1>(scratch, side, x, sums);
+                            panel_part::<L, 2, 1>(scratch, side, x, sums);
+                            panel_part::<L, 3, 1>(scratch, side, x, sums);
                         }
                     }
                 }
             }
 
-            /// [`unpacked_tokens`] for `S` sides of one tile and the half of the panel that starts with token `FIRST`.
+            /// [`unpacked_tokens`] for `S` sides of one tile and part `PART` of the panel's tokens.
             #[target_feature(enable = $features)]
-            fn half_panel<L: Layout, const FIRST: usize, const S: usize>(
+            fn panel_part<L: Layout, const PART: usize, const S: usize>(
                 scratch: &Scratch,
                 first_side: usize,
                 x: &[PanelStep],
-                sums: &mut [Sums; PANEL_TOKENS],
+                sums: &mut [Sums; WIDE_PANEL_TOKENS],
             ) {
+                let first = PART * MAX_TOKENS;
                 let mut token_sums = [[_mm256_setzero_ps(); MAX_TOKENS]; S];
                 for side in 0..S {
                     for token in 0..MAX_TOKENS {
-                        token_sums[side][token] = load_f32(side_of(&sums[FIRST + token], first_side + side));
+                        token_sums[side][token] = load_f32(side_of(&sums[first + token], first_side + side));
                     }
                 }
                 for (step, x) in x.iter().enumerate() {
                     let (values, codes) = scratch.step::<L>(step);
                     for half in 0..L::STEP_UNITS {
                         let x_sums = std::array::from_fn(|token| match L::STEP_UNITS {
-                            1 => x.negated_sums[FIRST + token],
-                            _ => x.negated_half_sums[FIRST + token][half],
+                            1 => x.negated_sums[first + token],
+                            _ => x.negated_half_sums[first + token][half],
                         });
-                        let words = part(&x.words, FIRST);
+                        let words = part(&x.words, first);
                         let dots = $dots::unit_dots::<L, MAX_TOKENS, S>(codes.as_flattened(), half, first_side, words, x_sums);
                         for side in 0..S {
                             let scale = value(&values[half], first_side + side);
                             let min = if L::HAS_MIN { value(&values[L::MINS_AT + half], first_side + side) } else { scale };
                             for token in 0..MAX_TOKENS {
                                 let x_min = match L::STEP_UNITS {
-                                    1 => x.scaled_sums[FIRST + token],
-                                    _ => x.scaled_half_sums[FIRST + token][half],
+                                    1 => x.scaled_sums[first + token],
+                                    _ => x.scaled_half_sums[first + token][half],
                                 };
-                                let (sum, x_scale) = (token_sums[side][token], x.scales[FIRST + token]);
+                                let (sum, x_scale) = (token_sums[side][token], x.scales[first + token]);
                                 token_sums[side][token] = add_unit::<L>(sum, dots[side][token], scale, x_scale, min, x_min);
                             }
                         }
@@ -150,7 +157,7 @@ macro_rules! products {
                 }
                 for side in 0..S {
                     for token in 0..MAX_TOKENS {
-                        store_f32(token_sums[side][token], side_of_mut(&mut sums[FIRST + token], first_side + side));
+                        store_f32(token_sums[side][token], side_of_mut(&mut sums[first + token], first_side + side));
                     }
                 }
             }
@@ -199,16 +206,16 @@ mod tests {
         match rounding {
             // SAFETY: this CPU has AVX-512 VL and VNNI, and so AVX2, as the caller knows.
             Rounding::Few(panels) => unsafe {
-                maddubs::tokens::<Packed<F>>(tile, &panels[0], &mut a[0]);
-                evex::tokens::<Packed<F>>(tile, &panels[0], &mut b[0]);
+                maddubs::tokens::<Packed<F>>(tile, &panels[0], a[0].first_chunk_mut().unwrap());
+                evex::tokens::<Packed<F>>(tile, &panels[0], b[0].first_chunk_mut().unwrap());
             },
             // SAFETY: as above.
             Rounding::Many(steps) => unsafe {
                 let mut scratch = [Scratch::zeroed()];
                 super::super::unpack::<Packed<F>, Unpacked<F, 1>>(tile, 0..8, &mut scratch[0]);
                 let steps = &steps[num_steps..num_steps + 8];
-                maddubs::unpacked_tokens::<Unpacked<F, 1>>(&scratch, steps, steps, Start::Zero, a);
-                evex::unpacked_tokens::<Unpacked<F, 1>>(&scratch, steps, steps, Start::Zero, b);
+                maddubs::unpacked_tokens::<Unpacked<F, 1>>(None, &scratch, steps, steps, Start::Zero, a);
+                evex::unpacked_tokens::<Unpacked<F, 1>>(None, &scratch, steps, steps, Start::Zero, b);
             },
         }
     }
@@ -228,7 +235,7 @@ mod tests {
                 let x: Vec<f32> = (0..num_tokens * cols).map(|i| noise(i) as f32 * 1e-6 - 8.0).collect();
                 let mut activations = Activations::new(Arithmetic::Int8);
                 activations.load(&compute, &x, cols);
-                let [mut a, mut b] = [[[[0.0; TILE_ROWS]; PANEL_TOKENS]; PAIR]; 2];
+                let [mut a, mut b] = [[[[0.0; TILE_ROWS]; WIDE_PANEL_TOKENS]; PAIR]; 2];
                 let rounding = activations.rounded().unwrap();
                 with_block_format!(
                     weight_type,
