@@ -234,14 +234,21 @@ impl KvCache {
         self.table_of(group).is_packed()
     }
 
-    /// A number for each token that `group` holds, ascending in the order of [`KvCache::table`]: its absolute position, or, in a
-    /// packed group, the place at which it stands in attention.
-    pub fn columns(&self, group: KvGroup) -> impl Iterator<Item = u32> {
-        let (page_size, is_packed) = (self.shape.page_size, self.is_packed(group));
-        self.table(group).iter().flat_map(move |page| {
-            let places = page.first_position(page_size)..page.first_position(page_size) + page.len;
-            page.positions(page_size).zip(places).map(move |(position, place)| if is_packed { place } else { position })
-        })
+    /// Writes to `columns`, in place of what was there, a number for each token that `group` holds, ascending in the order of
+    /// [`KvCache::table`]: its absolute position, or, in a packed group, the place at which it stands in attention.
+    pub fn columns(&self, group: KvGroup, columns: &mut Vec<u32>) {
+        let (table, page_size, is_packed) = (self.table(group), self.shape.page_size, self.is_packed(group));
+        columns.clear();
+        columns.reserve(table.len() * page_size);
+        for page in table {
+            match page.moved_positions() {
+                Some(moved) if !is_packed => columns.extend_from_slice(moved),
+                _ => {
+                    let first = page.first_position(page_size);
+                    columns.extend(first..first + page.len);
+                }
+            }
+        }
     }
 
     /// Whether the tokens of `group` in pages that are not settled can be kept and evicted one by one ([`KvCache::compact`]): these

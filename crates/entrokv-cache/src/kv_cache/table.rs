@@ -61,6 +61,11 @@ impl ResidentPage {
         (0..self.len).map(move |slot| self.positions.as_deref().map_or(first + slot, |own| own[slot as usize]))
     }
 
+    /// Absolute positions of its tokens, if these have moved together from several pages.
+    pub(super) fn moved_positions(&self) -> Option<&[u32]> {
+        self.positions.as_deref()
+    }
+
     /// Absolute position after that of its newest token.
     pub fn end_position(&self, page_size: usize) -> u32 {
         let moved = self.positions.as_deref().and_then(|own| own.iter().max());

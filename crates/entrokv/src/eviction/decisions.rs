@@ -9,7 +9,6 @@ use entrokv_cache::{
 };
 use entrokv_kernels::rope::RopeLayout;
 
-use super::shown::positions;
 use super::units::Units;
 use super::{Eviction, Held, ScoredGroup};
 use crate::config::ModelConfig;
@@ -39,7 +38,7 @@ impl Eviction {
         for group in &mut self.groups {
             let num_rows = num_summed_rows[group.group.layer as usize];
             if num_rows > 0 {
-                positions(cache, group.group, &mut columns);
+                cache.columns(group.group, &mut columns);
                 group.scorer.observe(AttentionRows {
                     source: RowSource::ColumnSums { num_rows },
                     group_size: self.shape.group_size,
@@ -287,7 +286,7 @@ impl Eviction {
             self.evict(&mut held, pool, group, &units, &pinned, units.in_pages(left))?;
             if let Some(gates) = &mut self.gates {
                 let mut left = Vec::new();
-                positions(held.cache, group, &mut left);
+                held.cache.columns(group, &mut left);
                 gates.retain(index, &left);
             }
         }

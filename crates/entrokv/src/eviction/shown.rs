@@ -200,7 +200,7 @@ impl Eviction {
                 // Groups know nothing of each other: who observes which cannot show.
                 threads.for_each_chunk(groups, 1, |kv_head, group| {
                     let mut columns = Vec::new();
-                    positions(cache, group[0].group, &mut columns);
+                    cache.columns(group[0].group, &mut columns);
                     let spread = choice
                         .map(|choice| choice.spread(kv_head, cache.table(group[0].group), &out[kv_head], group_size));
                     let rows = spread.as_deref().unwrap_or(&out[kv_head]);
@@ -220,12 +220,6 @@ impl Eviction {
             }
         }
     }
-}
-
-/// The columns of attention rows over the tokens of `group` ([`KvCache::columns`]).
-pub(super) fn positions(cache: &KvCache, group: KvGroup, out: &mut Vec<u32>) {
-    out.clear();
-    out.extend(cache.columns(group));
 }
 
 /// Column sums of more tokens than before: the new ones begin at 0.

@@ -32,7 +32,9 @@ impl Units {
     pub(super) fn of(cache: &KvCache, group: KvGroup, wanted: Granularity) -> Self {
         let (num_settled, page_size) = (cache.num_settled(group), cache.shape().page_size);
         let table = &cache.table(group)[num_settled..];
-        let positions: Vec<u32> = cache.columns(group).skip(num_settled * page_size).collect();
+        let mut positions = Vec::new();
+        cache.columns(group, &mut positions);
+        positions.drain(..num_settled * page_size);
         let granularity = if cache.is_by_token(group) { wanted } else { Granularity::Page };
         let spans = if wanted == Granularity::Token || table.iter().any(|page| page.is_compacted()) {
             positions.iter().map(|&first_position| PageSpan { first_position, len: 1 }).collect()
