@@ -21,7 +21,7 @@ use packing::Packing;
 pub(crate) const TILE_ROWS: usize = 16;
 
 /// What tiles are aligned to.
-const CACHE_LINE: usize = 64;
+pub(crate) const CACHE_LINE: usize = 64;
 
 /// The weights of one linear layer, [rows = output features, cols = input features], ready to be multiplied with.
 #[derive(Debug)]

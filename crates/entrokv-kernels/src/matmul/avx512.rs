@@ -18,7 +18,7 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::layout::{FRACTIONS, Layout, ScaleLayout, Scratch, UNIT_SCALE_BYTES, blocks_of};
+use super::layout::{FRACTIONS, Layout, ScaleLayout, Scratch, UNIT_SCALE_BYTES, blocks_of, fetch_ahead};
 use super::{PanelSums, Start, Sums};
 use crate::activations::{PANEL_TOKENS, Panel, PanelStep, WIDE_PANEL_TOKENS};
 use crate::dequantize::{BlockFormat, Scales};
@@ -55,6 +55,7 @@ fn num_tokens<L: Layout, const T: usize>(tile: &[u8], panel: &Panel, sums: &mut 
     for (((words, x_scales), (x_sums, x_mins)), block) in
         x.zip(x_sums.zip(x_mins)).zip(tile.chunks_exact(L::BLOCK_BYTES))
     {
+        fetch_ahead(block);
         let (scales, codes) = block.split_at(L::BLOCK_SCALE_BYTES);
         let block_scales = BlockScales::load::<L>(scales);
         for step in 0..L::BLOCK_STEPS {

@@ -8,8 +8,8 @@ use std::ops::Range;
 
 use crate::activations::Fraction;
 use crate::dequantize::{BlockFormat, Scales};
-use crate::matrix::TILE_ROWS;
 use crate::matrix::packing::{GROUP_BYTES, Packing, STEP_GROUPS};
+use crate::matrix::{CACHE_LINE, TILE_ROWS};
 
 /// Where a kernel finds codes and scales, and what they mean.
 ///
@@ -61,6 +61,23 @@ pub(super) enum ScaleLayout {
 pub(super) fn blocks_of<L: Layout>(tile: &[u8], steps: Range<usize>) -> impl Iterator<Item = &[u8]> {
     let (start, end) = (steps.start / L::BLOCK_STEPS, steps.end / L::BLOCK_STEPS);
     tile[start * L::BLOCK_BYTES..end * L::BLOCK_BYTES].chunks_exact(L::BLOCK_BYTES)
+}
+
+/// How far ahead of what is read a kernel of few tokens asks memory for more. Tiles lie one after the other, so what comes is
+/// known; but the hardware looks ahead by a page at most, and a core that waits can hold the work of three or four steps.
+const AHEAD_BYTES: usize = 8 * 1024;
+
+/// Asks for the bytes [`AHEAD_BYTES`] behind `block`, whatever they are, into the second-level cache.
+#[inline(always)]
+pub(super) fn fetch_ahead(block: &[u8]) {
+    #[cfg(target_arch = "x86_64")]
+    for at in (0..block.len()).step_by(CACHE_LINE) {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        // SAFETY: a hint, which never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(block.as_ptr().wrapping_add(AHEAD_BYTES + at).cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = block;
 }
 
 /// A tile as [`crate::matrix::packing`] packs it.

@@ -8,7 +8,7 @@ use std::arch::x86_64::*;
 use super::{BlockScales, maddubs_dots, vnni_dots};
 use super::{MAX_TOKENS, add_unit, load_f32, part, side_of, side_of_mut, store_f32, value};
 use crate::activations::{PANEL_TOKENS, Panel, PanelStep, WIDE_PANEL_TOKENS};
-use crate::matmul::layout::{Layout, Scratch};
+use crate::matmul::layout::{Layout, Scratch, fetch_ahead};
 use crate::matmul::{PanelSums, Start, Sums};
 use crate::matrix::TILE_ROWS;
 use crate::simd::tiles::bytes::ByteTiles;
@@ -49,6 +49,9 @@ macro_rules! products {
                         }
                     }
                     for (index, block) in tile.chunks_exact(L::BLOCK_BYTES).enumerate() {
+                        if first_side == 0 {
+                            fetch_ahead(block);
+                        }
                         let (scales, codes) = block.split_at(L::BLOCK_SCALE_BYTES);
                         let mut block_scales = [BlockScales::load::<L>(scales, first_side); S];
                         if S == 2 {
