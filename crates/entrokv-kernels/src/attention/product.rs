@@ -130,7 +130,12 @@ pub(super) fn columns_per_block<S: Simd>(num_rows: usize) -> usize {
 
 /// Columns of `num_rows` rows that registers hold.
 fn columns_in_registers<S: Simd>(num_rows: usize) -> usize {
-    if num_rows <= S::ROWS { S::COLUMNS } else { S::MAX_ROWS_COLUMNS }
+    match num_rows {
+        // Two accumulators each.
+        4..=6 if S::SUMS_OF_TILES => S::COLUMNS / 2,
+        few if few <= S::ROWS => S::COLUMNS,
+        _ => S::MAX_ROWS_COLUMNS,
+    }
 }
 
 /// The rows of a block as blocks that registers hold.

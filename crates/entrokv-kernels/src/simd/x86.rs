@@ -86,7 +86,7 @@ impl Simd for $isa {
     // 24 accumulators of 32 registers, 4 (3) for the shared operand and 1 for the broadcast one. Sums of tiles have two
     // accumulators each.
     const ROWS: usize = 6;
-    const COLUMNS: usize = if $sums_of_tiles { 2 } else { 4 };
+    const COLUMNS: usize = 4;
     const MAX_ROWS: usize = 8;
     const MAX_ROWS_COLUMNS: usize = if $sums_of_tiles { 1 } else { 3 };
     const SUMS_OF_TILES: bool = $sums_of_tiles;
