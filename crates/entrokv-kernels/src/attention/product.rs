@@ -131,10 +131,10 @@ pub(super) fn columns_per_block<S: Simd>(num_rows: usize) -> usize {
 /// Columns of `num_rows` rows that registers hold.
 fn columns_in_registers<S: Simd>(num_rows: usize) -> usize {
     match num_rows {
+        many if many > S::ROWS => S::MAX_ROWS_COLUMNS,
         // Two accumulators each.
-        4..=6 if S::SUMS_OF_TILES => S::COLUMNS / 2,
-        few if few <= S::ROWS => S::COLUMNS,
-        _ => S::MAX_ROWS_COLUMNS,
+        some if S::SUMS_OF_TILES && some > S::ROWS / 2 => S::COLUMNS / 2,
+        _ => S::COLUMNS,
     }
 }
 

@@ -13,7 +13,8 @@
 use std::arch::x86_64::*;
 use std::mem::offset_of;
 
-use super::layout::{Layout, PAIR, Scratch, UNIT_SCALE_BYTES};
+use super::avx512::{load, load_f32, store_f32};
+use super::layout::{Layout, PAIR, Scratch};
 use super::{PanelSums, Start, Sums};
 use crate::activations::{PanelStep, WIDE_PANEL_TOKENS};
 use crate::matrix::TILE_ROWS;
@@ -69,7 +70,7 @@ fn add_dots<L: Layout>(
     let mut token_sums = [_mm512_setzero_ps(); WIDE_PANEL_TOKENS];
     if start == Start::Sums {
         for token in 0..WIDE_PANEL_TOKENS {
-            token_sums[token] = load(&sums[token]);
+            token_sums[token] = load_f32(&sums[token]);
         }
     }
     for (index, (x, dots)) in x.iter().zip(dots).enumerate() {
@@ -77,19 +78,19 @@ fn add_dots<L: Layout>(
             prefetch_side(next, side);
         }
         let (values, _) = scratch.step::<L>(first_step + index);
-        let scale = load_bytes(&values[0]);
+        let scale = _mm512_castsi512_ps(load(&values[0]));
         for token in 0..WIDE_PANEL_TOKENS {
             let dot = _mm512_cvtepi32_ps(load_dots(&dots.0[side][token]));
             let dot = _mm512_mul_ps(dot, _mm512_set1_ps(x.scales[token]));
             token_sums[token] = _mm512_fmadd_ps(dot, scale, token_sums[token]);
             if L::HAS_MIN {
-                let min = load_bytes(&values[L::MINS_AT]);
+                let min = _mm512_castsi512_ps(load(&values[L::MINS_AT]));
                 token_sums[token] = _mm512_fmadd_ps(min, _mm512_set1_ps(x.scaled_sums[token]), token_sums[token]);
             }
         }
     }
     for token in 0..WIDE_PANEL_TOKENS {
-        store(token_sums[token], &mut sums[token]);
+        store_f32(token_sums[token], &mut sums[token]);
     }
 }
 
@@ -108,28 +109,7 @@ fn prefetch_side(x: &PanelStep, side: usize) {
 
 #[inline]
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn load(values: &Sums) -> __m512 {
-    // SAFETY: 16 readable f32, no alignment asked for.
-    unsafe { _mm512_loadu_ps(values.as_ptr()) }
-}
-
-#[inline]
-#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn load_bytes(values: &[u8; UNIT_SCALE_BYTES]) -> __m512 {
-    // SAFETY: 64 readable bytes, no alignment asked for.
-    unsafe { _mm512_loadu_ps(values.as_ptr().cast()) }
-}
-
-#[inline]
-#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn load_dots(dots: &[i32; TILE_ROWS]) -> __m512i {
     // SAFETY: 16 readable i32, no alignment asked for.
     unsafe { _mm512_loadu_si512(dots.as_ptr().cast()) }
-}
-
-#[inline]
-#[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn store(value: __m512, to: &mut Sums) {
-    // SAFETY: 16 writable f32, no alignment asked for.
-    unsafe { _mm512_storeu_ps(to.as_mut_ptr(), value) }
 }

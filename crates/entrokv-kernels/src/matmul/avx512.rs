@@ -369,7 +369,7 @@ fn part<T, const N: usize>(elements: &[T], at: usize) -> &[T; N] {
 
 #[inline]
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn load(bytes: &[u8; GROUP_BYTES]) -> __m512i {
+pub(super) fn load(bytes: &[u8; GROUP_BYTES]) -> __m512i {
     // SAFETY: 64 readable bytes, no alignment asked for.
     unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) }
 }
@@ -390,14 +390,14 @@ fn load_halves(bytes: &[u8; 2 * TILE_ROWS]) -> __m256i {
 
 #[inline]
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn load_f32(values: &Sums) -> __m512 {
+pub(super) fn load_f32(values: &Sums) -> __m512 {
     // SAFETY: 16 readable f32, no alignment asked for.
     unsafe { _mm512_loadu_ps(values.as_ptr()) }
 }
 
 #[inline]
 #[target_feature(enable = "avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn store_f32(value: __m512, to: &mut Sums) {
+pub(super) fn store_f32(value: __m512, to: &mut Sums) {
     // SAFETY: 16 writable f32, no alignment asked for.
     unsafe { _mm512_storeu_ps(to.as_mut_ptr(), value) }
 }

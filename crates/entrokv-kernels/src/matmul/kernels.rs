@@ -5,7 +5,7 @@
 use std::ops::Range;
 
 use super::float::{self, FLOAT_TOKENS, FloatTile};
-use super::layout::{FRACTIONS, Packed, Scratch, Unpacked, UnpackedSigned};
+use super::layout::{FRACTIONS, Packed, Scratch, Unpacked};
 use super::scalar;
 use super::{PanelSums, Start, Sums};
 #[cfg(target_arch = "x86_64")]
@@ -73,8 +73,8 @@ impl Kernels {
                 tokens: avx512::tokens::<Packed<F>>,
                 unpacking: Unpacking {
                     block_steps: F::BLOCK_STEPS,
-                    unpack: avx512::unpack::<Packed<F>, UnpackedSigned<F>>,
-                    tokens: amx::unpacked_tokens::<UnpackedSigned<F>>,
+                    unpack: avx512::unpack::<Packed<F>, Unpacked<F, 1, true>>,
+                    tokens: amx::unpacked_tokens::<Unpacked<F, 1, true>>,
                 },
             },
             #[cfg(target_arch = "x86_64")]

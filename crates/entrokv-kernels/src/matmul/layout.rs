@@ -91,27 +91,16 @@ impl<F: BlockFormat> Layout for Packed<F> {
     const BLOCK_SCALE_BYTES: usize = F::BLOCK_SCALE_BYTES;
 }
 
-/// A stretch of a tile in [`Scratch`], with so many scales of each unit: 1 or [`FRACTIONS`].
-pub(super) struct Unpacked<F, const SCALES: usize>(PhantomData<F>);
+/// A stretch of a tile in [`Scratch`], with so many scales of each unit, 1 or [`FRACTIONS`], and codes with or without offset.
+pub(super) struct Unpacked<F, const SCALES: usize, const SIGNED: bool = false>(PhantomData<F>);
 
-impl<F: BlockFormat, const SCALES: usize> Layout for Unpacked<F, SCALES> {
+impl<F: BlockFormat, const SCALES: usize, const SIGNED: bool> Layout for Unpacked<F, SCALES, SIGNED> {
     type Format = F;
     const STORED_BITS: u32 = 8;
     const SCALES: ScaleLayout = ScaleLayout::Float;
     const BLOCK_STEPS: usize = 1;
+    const IS_SIGNED: bool = SIGNED;
     const UNIT_SCALES: usize = SCALES;
-    const BLOCK_SCALE_BYTES: usize = UNIT_SCALE_BYTES * Self::STEP_VALUES;
-}
-
-/// [`Unpacked`] as products of signed bytes take it.
-pub(super) struct UnpackedSigned<F>(PhantomData<F>);
-
-impl<F: BlockFormat> Layout for UnpackedSigned<F> {
-    type Format = F;
-    const STORED_BITS: u32 = 8;
-    const SCALES: ScaleLayout = ScaleLayout::Float;
-    const BLOCK_STEPS: usize = 1;
-    const IS_SIGNED: bool = true;
     const BLOCK_SCALE_BYTES: usize = UNIT_SCALE_BYTES * Self::STEP_VALUES;
 }
 
