@@ -55,7 +55,6 @@ fn num_tokens<L: Layout, const T: usize>(tile: &[u8], panel: &Panel, sums: &mut 
     for (((words, x_scales), (x_sums, x_mins)), block) in
         x.zip(x_sums.zip(x_mins)).zip(tile.chunks_exact(L::BLOCK_BYTES))
     {
-        fetch_ahead(block);
         let (scales, codes) = block.split_at(L::BLOCK_SCALE_BYTES);
         let block_scales = BlockScales::load::<L>(scales);
         for step in 0..L::BLOCK_STEPS {
@@ -68,6 +67,7 @@ fn num_tokens<L: Layout, const T: usize>(tile: &[u8], panel: &Panel, sums: &mut 
                     *dot = offset_start::<L>(x_sums[token * units + half]);
                 }
                 for g in half * L::UNIT_GROUPS..(half + 1) * L::UNIT_GROUPS {
+                    fetch_ahead::<L>(block, step, g);
                     let codes = group::<L>(codes, g);
                     for (dot, words) in dots.iter_mut().zip(words) {
                         *dot = _mm512_dpbusd_epi32(*dot, codes, _mm512_set1_epi32(words[g]));

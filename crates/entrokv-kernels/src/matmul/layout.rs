@@ -67,17 +67,36 @@ pub(super) fn blocks_of<L: Layout>(tile: &[u8], steps: Range<usize>) -> impl Ite
 /// known; but the hardware looks ahead by a page at most, and a core that waits can hold the work of three or four steps.
 const AHEAD_BYTES: usize = 8 * 1024;
 
-/// Asks for the bytes [`AHEAD_BYTES`] behind `block`, whatever they are, into the second-level cache.
+/// Asks for what lies [`AHEAD_BYTES`] behind the part of `block` that belongs to one group of a step, whatever it is.
+///
+/// Called at every group, so that requests are spread evenly over the products: a core has few in flight at a time, and what it
+/// reads from its caches waits behind them. With all lines of a block asked for in one go an Intel Xeon reads at 22 GB/s, with
+/// those of a step at 27, spread at 30, which is what it reads without any products.
 #[inline(always)]
-pub(super) fn fetch_ahead(block: &[u8]) {
+pub(super) fn fetch_ahead<L: Layout>(block: &[u8], step: usize, group: usize) {
+    let step_bytes = L::BLOCK_BYTES.div_ceil(L::BLOCK_STEPS);
+    let num_lines = step_bytes.div_ceil(CACHE_LINE);
+    let lines = num_lines * group / STEP_GROUPS..num_lines * (group + 1) / STEP_GROUPS;
+    let first = block.as_ptr().wrapping_add(AHEAD_BYTES + step * step_bytes + lines.start * CACHE_LINE);
+    // Two lines at most; a loop would keep the caller's from being unrolled.
+    if !lines.is_empty() {
+        fetch_line(first);
+    }
+    if lines.len() > 1 {
+        fetch_line(first.wrapping_add(CACHE_LINE));
+    }
+}
+
+/// Asks for the line with `p`, at this place in the code, into the second-level cache.
+#[inline(always)]
+fn fetch_line(p: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    for at in (0..block.len()).step_by(CACHE_LINE) {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
-        // SAFETY: a hint, which never faults.
-        unsafe { _mm_prefetch::<_MM_HINT_T1>(block.as_ptr().wrapping_add(AHEAD_BYTES + at).cast()) };
+    // SAFETY: a hint, which never faults. The intrinsic would do, but compilers gather several of them in one place.
+    unsafe {
+        std::arch::asm!("prefetcht1 [{}]", in(reg) p, options(nostack, preserves_flags, readonly));
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = block;
+    let _ = p;
 }
 
 /// A tile as [`crate::matrix::packing`] packs it.

@@ -26,6 +26,7 @@ const fn narrow_groups<L: Layout>() -> usize {
 }
 
 /// Integer sums of unit `half` of a step, less the offset's share: `S` sides of a tile from `first_side` on, `T` tokens.
+/// `at_group` is called at each of its groups.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) fn unit_dots<L: Layout, const T: usize, const S: usize>(
@@ -34,6 +35,7 @@ pub(super) fn unit_dots<L: Layout, const T: usize, const S: usize>(
     first_side: usize,
     words: &[[i32; STEP_GROUPS]; T],
     x_sums: [i32; T],
+    at_group: impl Fn(usize),
 ) -> [[__m256i; T]; S] {
     let mut dots = [[_mm256_setzero_si256(); T]; S];
     for token in 0..T {
@@ -46,6 +48,7 @@ pub(super) fn unit_dots<L: Layout, const T: usize, const S: usize>(
     for first in (half * L::UNIT_GROUPS..(half + 1) * L::UNIT_GROUPS).step_by(narrow_groups::<L>()) {
         let mut narrow = [[_mm256_setzero_si256(); T]; S];
         for g in first..first + narrow_groups::<L>() {
+            at_group(g);
             for side in 0..S {
                 let codes = Codes::of::<L>(group::<L>(codes, g, first_side + side));
                 for token in 0..T {

@@ -49,9 +49,6 @@ macro_rules! products {
                         }
                     }
                     for (index, block) in tile.chunks_exact(L::BLOCK_BYTES).enumerate() {
-                        if first_side == 0 {
-                            fetch_ahead(block);
-                        }
                         let (scales, codes) = block.split_at(L::BLOCK_SCALE_BYTES);
                         let mut block_scales = [BlockScales::load::<L>(scales, first_side); S];
                         if S == 2 {
@@ -66,7 +63,13 @@ macro_rules! products {
                                     1 => panel.negated_sums[at + token],
                                     _ => panel.negated_half_sums[2 * (at + token) + half],
                                 });
-                                let dots = $dots::unit_dots::<L, T, S>(codes, half, first_side, words, x_sums);
+                                let at_group = |group| {
+                                    // The other side reads the same lines.
+                                    if first_side == 0 {
+                                        fetch_ahead::<L>(block, step, group);
+                                    }
+                                };
+                                let dots = $dots::unit_dots::<L, T, S>(codes, half, first_side, words, x_sums, at_group);
                                 for (side, token_sums) in token_sums.iter_mut().enumerate() {
                                     let unit = step * L::STEP_UNITS + half;
                                     let (scale, min) = block_scales[side].unit::<L>(scales, unit, first_side + side);
@@ -143,7 +146,7 @@ macro_rules! products {
                             _ => x.negated_half_sums[first + token][half],
                         });
                         let words = part(&x.words, first);
-                        let dots = $dots::unit_dots::<L, MAX_TOKENS, S>(codes.as_flattened(), half, first_side, words, x_sums);
+                        let dots = $dots::unit_dots::<L, MAX_TOKENS, S>(codes.as_flattened(), half, first_side, words, x_sums, |_| ());
                         for side in 0..S {
                             let scale = value(&values[half], first_side + side);
                             let min = if L::HAS_MIN { value(&values[L::MINS_AT + half], first_side + side) } else { scale };

@@ -15,6 +15,7 @@ macro_rules! dots {
         }
 
         /// Integer sums of unit `half` of a step, less the offset's share: `S` sides of a tile from `first_side` on, `T` tokens.
+        /// `at_group` is called at each of its groups.
         #[inline]
         #[target_feature(enable = $features)]
         pub(in crate::matmul::avx2) fn unit_dots<L: Layout, const T: usize, const S: usize>(
@@ -23,6 +24,7 @@ macro_rules! dots {
             first_side: usize,
             words: &[[i32; STEP_GROUPS]; T],
             x_sums: [i32; T],
+            at_group: impl Fn(usize),
         ) -> [[__m256i; T]; S] {
             let mut dots = [[_mm256_setzero_si256(); T]; S];
             for token in 0..T {
@@ -32,6 +34,7 @@ macro_rules! dots {
                 }
             }
             for g in half * L::UNIT_GROUPS..(half + 1) * L::UNIT_GROUPS {
+                at_group(g);
                 for (side, dots) in dots.iter_mut().enumerate() {
                     let codes = group::<L>(codes, g, first_side + side);
                     for token in 0..T {
