@@ -204,11 +204,9 @@ impl PagedAttention {
         let work = Work::new(params, &spans, threads.num_threads());
 
         let PagedAttention { scratch, kept, statistics } = self;
-        let num_scratch = threads.num_threads().min(work.items.len()).max(1);
-        if scratch.len() < num_scratch {
-            scratch.resize_with(num_scratch, Scratch::default);
+        if scratch.len() < threads.num_threads() {
+            scratch.resize_with(threads.num_threads(), Scratch::default);
         }
-        let scratch = &mut scratch[..num_scratch];
         let statistics = room(statistics, if taps_columns { q.len() / params.head_dim * 2 } else { 0 });
         {
             let call = Call {

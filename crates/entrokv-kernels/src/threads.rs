@@ -4,6 +4,9 @@
 //! about a microsecond: idle workers spin for [`SPIN`] before they sleep, and between two kernels of one token they
 //! are always found spinning. An engine that has nothing to do costs no CPU: after [`SPIN`] everybody sleeps.
 //!
+//! A thread runs neighbouring tasks one after the other, because what these read mostly lies side by side: what a task asks
+//! memory for ahead of itself is then found by the next. Who is done with its own [`Share`] takes tasks from the ends of others.
+//!
 //! Invariants, each with a test:
 //! 1. Every task of a call runs exactly once, and all have returned when the call returns.
 //! 2. A worker that sleeps, or that the OS does not schedule, never delays a call: the caller waits only for the
@@ -16,8 +19,9 @@ use std::any::Any;
 use std::cell::UnsafeCell;
 use std::fmt;
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -45,11 +49,12 @@ impl Threads {
         let num_cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
         // With more threads than cores, a spinning worker steals the core of one that has work.
         let spin = if num_threads.get() <= num_cores { SPIN } else { Duration::ZERO };
-        let shared = Arc::new(Shared::default());
+        let shares = (0..num_threads.get()).map(|_| Apart::default()).collect();
+        let shared = Arc::new(Shared { shares, ..Shared::default() });
         let mut workers = Vec::with_capacity(num_threads.get() - 1);
         for index in 1..num_threads.get() {
             let shared = Arc::clone(&shared);
-            match thread::Builder::new().name(format!("entrokv-{index}")).spawn(move || shared.work(spin)) {
+            match thread::Builder::new().name(format!("entrokv-{index}")).spawn(move || shared.work(index, spin)) {
                 Ok(worker) => workers.push(worker),
                 Err(_) => break,
             }
@@ -63,43 +68,28 @@ impl Threads {
     }
 
     /// Runs `task(0)`, `task(1)`, .. `task(num_tasks - 1)`, each once, on any thread and in any order of time; returns
-    /// when all have returned. Tasks are claimed one by one in ascending order, so uneven ones balance.
+    /// when all have returned. Tasks are claimed one by one, so uneven ones balance: each thread has a share of consecutive ones,
+    /// which it runs in ascending order, then helps others from the end of theirs.
     ///
     /// # Panics
-    /// With the payload of a task that panicked; further tasks may then not have been run.
+    /// With the payload of a task that panicked; further tasks may then not have been run. With 2^32 tasks or more.
     pub fn for_each(&self, num_tasks: usize, task: impl Fn(usize) + Sync) {
-        if self.workers.is_empty() || num_tasks <= 1 {
-            (0..num_tasks).for_each(task);
-            return;
-        }
-        match self.shared.caller.try_lock() {
-            Ok(turn) => self.shared.fork_join(turn, num_tasks, &task),
-            Err(std::sync::TryLockError::Poisoned(turn)) => {
-                self.shared.fork_join(turn.into_inner(), num_tasks, &task);
-            }
-            // Invariant 4: somebody's call is running.
-            Err(std::sync::TryLockError::WouldBlock) => (0..num_tasks).for_each(task),
-        }
+        self.run(num_tasks, &|_, index| task(index));
     }
 
-    /// [`Threads::for_each`] with something of its own for every thread, e.g. its scratch memory: at most
-    /// `scratch.len()` threads take part, and `task(scratch, index)` is never run twice at a time with one `scratch`.
+    /// [`Threads::for_each`] with something of its own for every thread, e.g. its scratch memory: `task(scratch, index)` is never
+    /// run twice at a time with one `scratch`.
     ///
     /// # Panics
-    /// If `scratch` is empty while there are tasks, and as [`Threads::for_each`].
+    /// If `scratch` is shorter than [`Threads::num_threads`], and as [`Threads::for_each`].
     pub fn for_each_with<S: Send>(&self, scratch: &mut [S], num_tasks: usize, task: impl Fn(&mut S, usize) + Sync) {
-        assert!(num_tasks == 0 || !scratch.is_empty(), "for_each_with needs scratch for at least one thread");
-        let next = AtomicUsize::new(0);
-        let num_slots = scratch.len().min(num_tasks);
-        self.for_each_chunk(&mut scratch[..num_slots], 1, |_, slot| {
-            loop {
-                // Relaxed: the number is all that is shared; results are published by the join.
-                let index = next.fetch_add(1, Ordering::Relaxed);
-                if index >= num_tasks {
-                    break;
-                }
-                task(&mut slot[0], index);
-            }
+        assert!(scratch.len() >= self.num_threads(), "for_each_with needs scratch for every thread");
+        let start = SendPtr(scratch.as_mut_ptr());
+        self.run(num_tasks, &|thread, index| {
+            // SAFETY: `thread` is one of the call's threads, of which there are no more than `scratch` has elements; each runs
+            // one task at a time, and the call borrows `scratch`. `S: Send` allows the other thread.
+            let scratch = unsafe { &mut *start.get().add(thread) };
+            task(scratch, index);
         });
     }
 
@@ -119,6 +109,24 @@ impl Threads {
             let chunk = unsafe { std::slice::from_raw_parts_mut(start.get().add(from), chunk_len) };
             task(index, chunk);
         });
+    }
+}
+
+impl Threads {
+    /// Runs `task(thread, index)` for every index, `thread` being different for those that run at a time.
+    fn run(&self, num_tasks: usize, task: &Task<'_>) {
+        let alone = || (0..num_tasks).for_each(|index| task(0, index));
+        if self.workers.is_empty() || num_tasks <= 1 {
+            return alone();
+        }
+        match self.shared.caller.try_lock() {
+            Ok(turn) => self.shared.fork_join(turn, num_tasks, task),
+            Err(std::sync::TryLockError::Poisoned(turn)) => {
+                self.shared.fork_join(turn.into_inner(), num_tasks, task);
+            }
+            // Invariant 4: somebody's call is running.
+            Err(std::sync::TryLockError::WouldBlock) => alone(),
+        }
     }
 }
 
@@ -152,11 +160,13 @@ impl<T> SendPtr<T> {
 // SAFETY: only the pointer is shared, and its users give each thread a disjoint range of `T: Send` (see `for_each_chunk`).
 unsafe impl<T: Send> Sync for SendPtr<T> {}
 
+/// What a call runs for each of its threads and tasks.
+type Task<'a> = dyn Fn(usize, usize) + Sync + 'a;
+
 /// A call's task with its lifetime erased.
 #[derive(Clone, Copy)]
 struct Job {
-    task: *const (dyn Fn(usize) + Sync),
-    num_tasks: usize,
+    task: *const Task<'static>,
 }
 
 /// On a cache line pair of its own, so that claiming tasks does not disturb who waits for the door.
@@ -164,13 +174,39 @@ struct Job {
 #[repr(align(128))]
 struct Apart<T>(T);
 
+/// The tasks of one thread that nobody has claimed: `end << 32 | start`.
+#[derive(Default)]
+struct Share(AtomicU64);
+
+impl Share {
+    /// Makes these its tasks.
+    fn set(&self, tasks: Range<u32>) {
+        self.0.store(u64::from(tasks.end) << 32 | u64::from(tasks.start), Ordering::Relaxed);
+    }
+
+    /// Claims a task, the one that `take` leaves the rest of.
+    fn claim(&self, take: impl Fn(&mut Range<u32>) -> Option<u32>) -> Option<usize> {
+        // Relaxed: only the numbers matter here; the door publishes what they stand for.
+        let mut now = self.0.load(Ordering::Relaxed);
+        loop {
+            let mut tasks = now as u32..(now >> 32) as u32;
+            let task = take(&mut tasks)?;
+            let rest = u64::from(tasks.end) << 32 | u64::from(tasks.start);
+            match self.0.compare_exchange_weak(now, rest, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return Some(task as usize),
+                Err(changed) => now = changed,
+            }
+        }
+    }
+}
+
 /// What the caller and the workers share.
 #[derive(Default)]
 struct Shared {
     /// The door: `epoch << 32 | open << 31 | number of workers inside`.
     door: Apart<AtomicU64>,
-    /// The next task to claim.
-    next: Apart<AtomicUsize>,
+    /// The tasks to claim, a share for the caller and each worker.
+    shares: Box<[Apart<Share>]>,
     /// Written only by the caller that holds `caller`, while the door is closed and nobody is inside; read only by
     /// workers that are inside.
     job: Apart<UnsafeCell<Option<Job>>>,
@@ -202,21 +238,25 @@ unsafe impl Send for Shared {}
 
 impl Shared {
     /// Runs the tasks on the calling thread and on every worker that comes.
-    fn fork_join(&self, turn: MutexGuard<'_, ()>, num_tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+    fn fork_join(&self, turn: MutexGuard<'_, ()>, num_tasks: usize, task: &Task<'_>) {
         // SAFETY: only the lifetime is erased. Nobody uses the pointer after this function: it closes the door and waits
         // for everyone inside, and nothing before that unwinds.
-        let task: *const (dyn Fn(usize) + Sync) =
-            unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), *const (dyn Fn(usize) + Sync)>(task) };
-        let job = Job { task, num_tasks };
+        let task = unsafe { std::mem::transmute::<&Task<'_>, *const Task<'static>>(task) };
+        let job = Job { task };
         // SAFETY: we hold `caller`, the door is closed and nobody is inside (the previous call saw to that).
         unsafe { *self.job.0.get() = Some(job) };
-        self.next.0.store(0, Ordering::Relaxed);
+        let num_shares = self.shares.len() as u64;
+        let num_tasks = u32::try_from(num_tasks).expect("less than 2^32 tasks");
+        let start = |share: u64| (u64::from(num_tasks) * share / num_shares) as u32;
+        for (index, share) in (0..).zip(&self.shares) {
+            share.0.set(start(index)..start(index + 1));
+        }
         let epoch = (self.door.0.load(Ordering::Relaxed) >> 32) as u32;
         // SeqCst, as the load in `wake_sleepers`: either we see a worker that goes to sleep, or it sees the open door.
         self.door.0.store(u64::from(epoch.wrapping_add(1)) << 32 | OPEN, Ordering::SeqCst);
         self.wake_sleepers();
 
-        self.run(job);
+        self.run(job, 0);
 
         self.door.0.fetch_and(!OPEN, Ordering::AcqRel);
         self.wait_for_last();
@@ -228,23 +268,23 @@ impl Shared {
         }
     }
 
-    /// Claims and runs tasks until none is left. Never unwinds: a panic is kept for the caller.
-    fn run(&self, job: Job) {
+    /// Claims and runs tasks as thread `own` until none is left, those of its share first. Never unwinds: a panic is kept for the caller.
+    fn run(&self, job: Job, own: usize) {
         // SAFETY: we are the caller or a worker inside, so the call that owns the task has not returned.
         let task = unsafe { &*job.task };
         let outcome = catch_unwind(AssertUnwindSafe(|| {
-            loop {
-                // Relaxed: only the number matters here. The counter cannot wrap: a thread stops at its first index past
-                // the end.
-                let index = self.next.0.fetch_add(1, Ordering::Relaxed);
-                if index >= job.num_tasks {
-                    break;
+            while let Some(index) = self.shares[own].0.claim(Range::next) {
+                task(own, index);
+            }
+            let (before, after) = self.shares.split_at(own);
+            for share in after.iter().chain(before) {
+                while let Some(index) = share.0.claim(Range::next_back) {
+                    task(own, index);
                 }
-                task(index);
             }
         }));
         if let Err(payload) = outcome {
-            self.next.0.store(job.num_tasks, Ordering::Relaxed);
+            self.shares.iter().for_each(|share| share.0.set(0..0));
             lock(&self.panic).get_or_insert(payload);
         }
     }
@@ -275,14 +315,14 @@ impl Shared {
         }
     }
 
-    /// The life of a worker.
-    fn work(&self, spin: Duration) {
+    /// The life of worker `index`.
+    fn work(&self, index: usize, spin: Duration) {
         let mut seen_epoch = 0;
         while let Some(epoch) = self.wait_for_work(seen_epoch, spin) {
             seen_epoch = epoch;
             // SAFETY: we are inside, see `impl Sync`.
             if let Some(job) = unsafe { *self.job.0.get() } {
-                self.run(job);
+                self.run(job, index);
             }
             // SeqCst, as the load after it: either we see the caller go to sleep, or it sees us leave.
             if self.door.0.fetch_sub(1, Ordering::SeqCst) & INSIDE == 1 && self.caller_sleeps.load(Ordering::SeqCst) {
@@ -346,6 +386,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicUsize;
+
     use super::*;
 
     fn pool(num_threads: usize) -> Threads {
