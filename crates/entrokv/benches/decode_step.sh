@@ -8,7 +8,7 @@ cargo build --quiet --release -p entrokv --example token_path
 # Valgrind knows no AVX-512. One thread: the figures are then the same in every run, but for a few hundred instructions.
 ENTROKV_ISA=avx2 valgrind --tool=callgrind --callgrind-out-file=target/decode_step.callgrind \
     --toggle-collect='*token_path*generate*' target/release/examples/token_path tiny 64 "$steps" 1 >/dev/null 2>&1
-callgrind_annotate --threshold=100 --show-percs=no target/decode_step.callgrind 2>/dev/null | awk -v steps="$steps" '
+callgrind_annotate --auto=no --threshold=100 --show-percs=no target/decode_step.callgrind 2>/dev/null | awk -v steps="$steps" '
     # A line is "count file:function [object]"; a function has a line for every file it was inlined from.
     $1 ~ /^[0-9,]+$/ && $2 ~ /:/ {
         count = $1; gsub(",", "", count)
