@@ -5,7 +5,7 @@
 //! are always found spinning. An engine that has nothing to do costs no CPU: after [`SPIN`] everybody sleeps.
 //!
 //! A thread runs neighbouring tasks one after the other, because what these read mostly lies side by side: what a task asks
-//! memory for ahead of itself is then found by the next. Who is done with its own [`Share`] takes tasks from the ends of others.
+//! memory for ahead of itself is then found by the next. Who is done with its own share takes tasks from the ends of others.
 //!
 //! Invariants, each with a test:
 //! 1. Every task of a call runs exactly once, and all have returned when the call returns.
