@@ -110,9 +110,7 @@ impl Threads {
             task(index, chunk);
         });
     }
-}
 
-impl Threads {
     /// Runs `task(thread, index)` for every index, `thread` being different for those that run at a time.
     fn run(&self, num_tasks: usize, task: &Task<'_>) {
         let alone = || (0..num_tasks).for_each(|index| task(0, index));
