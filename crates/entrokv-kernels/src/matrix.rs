@@ -109,6 +109,11 @@ impl Matrix {
         self.memory.bytes().len()
     }
 
+    /// Its packed weights, for [`Threads::read_ahead`](crate::threads::Threads::read_ahead).
+    pub fn bytes(&self) -> &[u8] {
+        self.memory.bytes()
+    }
+
     /// Writes row `row` as f32: the bits that [`dequantize`] gives for the row's bytes in the file.
     ///
     /// # Panics

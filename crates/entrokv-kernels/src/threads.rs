@@ -15,6 +15,8 @@
 //! 4. A call made while another one is running (from a second thread, or from inside a task) runs its tasks on the
 //!    calling thread: slower, never wrong, no deadlock.
 
+mod ahead;
+
 use std::any::Any;
 use std::cell::UnsafeCell;
 use std::fmt;
@@ -25,6 +27,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
+
+use ahead::Ahead;
 
 /// How long an idle worker spins before it sleeps: longer than the serial gaps between the kernels of one token,
 /// shorter than anything a user would see as a busy CPU.
@@ -50,7 +54,8 @@ impl Threads {
         // With more threads than cores, a spinning worker steals the core of one that has work.
         let spin = if num_threads.get() <= num_cores { SPIN } else { Duration::ZERO };
         let shares = (0..num_threads.get()).map(|_| Apart::default()).collect();
-        let shared = Arc::new(Shared { shares, ..Shared::default() });
+        let ahead = (0..num_threads.get()).map(|_| Apart::default()).collect();
+        let shared = Arc::new(Shared { shares, ahead, ..Shared::default() });
         let mut workers = Vec::with_capacity(num_threads.get() - 1);
         for index in 1..num_threads.get() {
             let shared = Arc::clone(&shared);
@@ -109,6 +114,18 @@ impl Threads {
             let chunk = unsafe { std::slice::from_raw_parts_mut(start.get().add(from), chunk_len) };
             task(index, chunk);
         });
+    }
+
+    /// Lets threads ask memory for `parts` (up to four) whenever they have nothing to do: what the caller's next calls
+    /// will read, each thread its share of every part as [`Threads::for_each`] would share it out. A hint, in place of an
+    /// earlier one.
+    pub fn read_ahead(&self, parts: &[&[u8]]) {
+        if self.workers.is_empty() {
+            return;
+        }
+        for (thread, ahead) in self.shared.ahead.iter().enumerate() {
+            ahead.0.set(parts, thread, self.shared.ahead.len());
+        }
     }
 
     /// Runs `task(thread, index)` for every index, `thread` being different for those that run at a time.
@@ -205,6 +222,8 @@ struct Shared {
     door: Apart<AtomicU64>,
     /// The tasks to claim, a share for the caller and each worker.
     shares: Box<[Apart<Share>]>,
+    /// What each thread may ask memory for while it waits.
+    ahead: Box<[Apart<Ahead>]>,
     /// Written only by the caller that holds `caller`, while the door is closed and nobody is inside; read only by
     /// workers that are inside.
     job: Apart<UnsafeCell<Option<Job>>>,
@@ -293,7 +312,7 @@ impl Shared {
             if self.door.0.load(Ordering::Acquire) & INSIDE == 0 {
                 return;
             }
-            std::hint::spin_loop();
+            self.pause(0);
         }
         // A worker runs a long task, or the OS has taken its core: give ours away meanwhile.
         let mut guard = lock(&self.leave);
@@ -302,6 +321,13 @@ impl Shared {
             guard = self.left.wait(guard).unwrap_or_else(PoisonError::into_inner);
         }
         self.caller_sleeps.store(false, Ordering::Relaxed);
+    }
+
+    /// What thread `own` does between two looks at the door.
+    fn pause(&self, own: usize) {
+        if !self.ahead[own].0.step() {
+            std::hint::spin_loop();
+        }
     }
 
     /// Wakes the workers that sleep.
@@ -316,7 +342,7 @@ impl Shared {
     /// The life of worker `index`.
     fn work(&self, index: usize, spin: Duration) {
         let mut seen_epoch = 0;
-        while let Some(epoch) = self.wait_for_work(seen_epoch, spin) {
+        while let Some(epoch) = self.wait_for_work(index, seen_epoch, spin) {
             seen_epoch = epoch;
             // SAFETY: we are inside, see `impl Sync`.
             if let Some(job) = unsafe { *self.job.0.get() } {
@@ -331,14 +357,14 @@ impl Shared {
     }
 
     /// Waits for the door of a call other than `seen_epoch` and enters; `None` when the pool is dropped.
-    fn wait_for_work(&self, seen_epoch: u32, spin: Duration) -> Option<u32> {
+    fn wait_for_work(&self, own: usize, seen_epoch: u32, spin: Duration) -> Option<u32> {
         let mut idle_since: Option<Instant> = None;
         loop {
             for _ in 0..32 {
                 if let Some(epoch) = self.try_enter(seen_epoch) {
                     return Some(epoch);
                 }
-                std::hint::spin_loop();
+                self.pause(own);
             }
             if self.stop.load(Ordering::Relaxed) {
                 return None;

@@ -286,6 +286,7 @@ impl Decoder {
                 }
             }
         }
+        compute.threads.read_ahead(&[layer.output.matrix.bytes()]);
         Self::project(compute, input, [(&layer.q, &mut *q), (&layer.k, &mut *k), (&layer.v, &mut *v)]);
         if let Some(weight) = &layer.q_norm {
             norm(weight).in_place(compute, q);
@@ -361,6 +362,7 @@ impl Decoder {
         }
 
         input.load(compute, attended, config.num_heads * config.head_dim);
+        compute.threads.read_ahead(&[layer.gate.matrix.bytes(), layer.up.matrix.bytes()]);
         Self::project(compute, input, [(&layer.output, &mut *projected)]);
         if let Some(weight) = &layer.post_attention_norm {
             norm(weight).in_place(compute, projected);
@@ -373,12 +375,17 @@ impl Decoder {
         let Scratch { x, projected, gate, up, input, .. } = scratch;
         let norm = |weight| RmsNorm { weight, eps: config.rms_epsilon };
         norm(&layer.ffn_norm).load_sum(compute, x, projected, input);
+        compute.threads.read_ahead(&[layer.down.matrix.bytes()]);
         Self::project(compute, input, [(&layer.gate, &mut *gate), (&layer.up, &mut *up)]);
         match config.feed_forward {
             FeedForward::SwiGlu => silu_mul(compute, gate, up),
             FeedForward::GeGlu => gelu_tanh_mul(compute, gate, up),
         }
         input.load(compute, gate, config.ffn_len);
+        match weights.layers.get(index + 1) {
+            Some(next) => compute.threads.read_ahead(&[&next.q, &next.k, &next.v].map(|w| w.matrix.bytes())),
+            None => compute.threads.read_ahead(&[weights.output.as_ref().unwrap_or(&weights.embedding).bytes()]),
+        }
         Self::project(compute, input, [(&layer.down, &mut *projected)]);
         if let Some(weight) = &layer.post_ffn_norm {
             norm(weight).in_place(compute, projected);
