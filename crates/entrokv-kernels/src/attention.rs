@@ -207,6 +207,7 @@ impl PagedAttention {
         if scratch.len() < threads.num_threads() {
             scratch.resize_with(threads.num_threads(), Scratch::default);
         }
+        scratch.iter_mut().for_each(|scratch| scratch.block = None);
         let statistics = room(statistics, if taps_columns { q.len() / params.head_dim * 2 } else { 0 });
         {
             let call = Call {

@@ -62,7 +62,7 @@ const GROUP_BYTES: usize = 256 * 1024;
 const SPAN_PANELS: usize = 32;
 
 /// Parts that a thread's share of the tiles is cut into, so that a thread that was interrupted is helped.
-const TASKS_PER_THREAD: usize = 4;
+const TASKS_PER_THREAD: usize = 8;
 
 /// Tiles of a task at most: with many tokens these share the activations found in the second-level cache.
 const MAX_TASK_TILES: usize = 64;
@@ -151,11 +151,12 @@ impl ProductPart<'_> {
     fn packed(self, kernels: Kernels, panels: &[Panel]) {
         let w = self.product.w;
         let group_tiles = (GROUP_BYTES / w.tile(0).len()).max(1);
+        let mut sums = [[0.0; TILE_ROWS]; PANEL_TOKENS];
         for first_tile in self.tiles.clone().step_by(group_tiles) {
             let tiles = first_tile..self.tiles.end.min(first_tile + group_tiles);
             for (index, panel) in panels.iter().enumerate() {
                 for tile in tiles.clone() {
-                    let mut sums = [[0.0; TILE_ROWS]; PANEL_TOKENS];
+                    sums[..panel.num_tokens].fill([0.0; TILE_ROWS]);
                     kernels.tokens(w.tile(tile), panel, &mut sums);
                     self.write(index * PANEL_TOKENS, tile, &sums[..panel.num_tokens]);
                 }

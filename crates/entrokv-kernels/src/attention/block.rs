@@ -17,7 +17,7 @@ use super::softmax::{
 };
 use super::strip::{Parts, Strip, StripBuffers, TileReader};
 use super::work::{Block, Cut, Item, SpanWork, Sums, TapWork, kept_len, kept_tile_len};
-use super::{AttentionParams, TILE};
+use super::{AttentionParams, Segment, TILE};
 use crate::codes::packing::Part;
 use crate::codes::rotation::MAX_LEN;
 use crate::disjoint::DisjointMut;
@@ -45,6 +45,8 @@ pub(super) struct Call<'a> {
 /// A thread's memory.
 #[derive(Default)]
 pub(super) struct Scratch {
+    /// The block whose queries are loaded, if one of this call's is.
+    pub(super) block: Option<usize>,
     pub(super) queries: Queries,
     pub(super) weights: WeightBuffers,
     pub(super) tile: Aligned<f32>,
@@ -178,12 +180,23 @@ impl<'a> Rows<'a> {
         list.tokens_before(tiles.start * TILE)..list.tokens_before(tiles.end * TILE)
     }
 
+    /// Whether every row sees every token of the list.
+    fn sees_all(&self) -> bool {
+        let (newest, oldest) = (self.sight(0).newest, self.sight(self.num_rows - 1).oldest);
+        let end = self.span.segments[self.block.kv_head].segments().last().map_or(0, Segment::end);
+        oldest == 0 && end <= newest + 1
+    }
+
     /// Lets the tapped rows hold minus infinity for the tokens of `tiles`, where no score will be.
     ///
     /// # Safety
     /// - Nobody else uses the scores of these tokens of the block's rows at a time.
     unsafe fn clear_tap(&self, tiles: &Range<u64>) {
         let TapWork::Rows { .. } = &self.span.tap else { return };
+        // As a step of decoding does.
+        if self.sees_all() {
+            return;
+        }
         let tokens = self.tokens_of(tiles);
         for (tap, place) in (0..self.num_rows).filter_map(|row| self.tapped(row)) {
             // SAFETY: as the caller promises.
@@ -201,13 +214,13 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// Reads the `tiles` that the queries of `blocks`, consecutive ones of one span and KV head, see.
-pub(super) fn reader<'a>(call: &'a Call<'a>, blocks: &'a [Block], parts: Parts, tiles: Range<u64>) -> TileReader<'a> {
+/// Reads tiles from `first_tile` on as the queries of `blocks`, consecutive ones of one span and KV head, see them.
+pub(super) fn reader<'a>(call: &'a Call<'a>, blocks: &'a [Block], parts: Parts, first_tile: u64) -> TileReader<'a> {
     let (first, last) = (Rows::new(call, &blocks[0]), Rows::new(call, &blocks[blocks.len() - 1]));
     let sight = Sight { oldest: first.sight(0).oldest, newest: last.sight(last.num_rows - 1).newest };
     let num_rows = blocks.iter().map(|block| block.num_rows(call.params)).sum();
     let (memory, list) = (first.span.memory, &first.span.segments[first.block.kv_head]);
-    TileReader::new(call.params, (memory, list), parts, (num_rows, sight), tiles)
+    TileReader::new(call.params, (memory, list), parts, (num_rows, sight), first_tile)
 }
 
 /// Attends an item's queries to its tiles. A whole block is finished; of a cut one every tile's result is kept.
@@ -227,9 +240,11 @@ impl Kernel for Attend<'_> {
         let rows = Rows::new(call, &call.blocks[item.block]);
         let tile_len = kept_tile_len(call.params, rows.block);
         let tiles = tiles_for::<S>(call.isa, rows.num_rows);
-        rows.load_queries(s, &mut scratch.queries, &mut scratch.coded);
+        if scratch.block.replace(item.block) != Some(item.block) {
+            rows.load_queries(s, &mut scratch.queries, &mut scratch.coded);
+        }
         let block = std::slice::from_ref(rows.block);
-        let mut reader = reader(call, block, Parts::KeysAndValues, item.tiles.clone());
+        let mut reader = reader(call, block, Parts::KeysAndValues, item.tiles.start);
         // SAFETY: the tokens of its tiles are the item's until it is finished.
         unsafe { rows.clear_tap(&item.tiles) };
 
@@ -682,11 +697,12 @@ impl Kernel for SumColumns<'_> {
     fn run<S: Simd>(self, s: S) {
         let SumColumns { call, statistics, item, scratch } = self;
         let blocks = &call.blocks[item.blocks.clone()];
-        let mut reader = reader(call, blocks, Parts::KeysOnly, item.tile..item.tile + 1);
+        let mut reader = reader(call, blocks, Parts::KeysOnly, item.tile);
         let strips = reader.read(s, item.tile, &mut scratch.strips);
         for block in blocks.iter().filter(|block| block.tiles.contains(&item.tile)) {
             let rows = Rows::new(call, block);
             let tiles = tiles_for::<S>(call.isa, rows.num_rows);
+            scratch.block = None;
             rows.load_queries(s, &mut scratch.queries, &mut scratch.coded);
             let CodedScratch { queries: coded_queries, keys, .. } = &mut scratch.coded;
             let operands = ScoreOperands::new(rows, tiles.as_ref(), strips, &scratch.queries, coded_queries, keys);

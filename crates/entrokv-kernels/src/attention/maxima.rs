@@ -102,7 +102,7 @@ impl Kernel for TotalRows<'_> {
         let maxima = &heads[block.kv_head];
         let tiles = tiles_for::<S>(call.isa, rows.num_rows);
         rows.load_queries(s, &mut scratch.queries, &mut scratch.coded);
-        let mut reader = reader(call, std::slice::from_ref(block), Parts::KeysOnly, block.tiles.clone());
+        let mut reader = reader(call, std::slice::from_ref(block), Parts::KeysOnly, block.tiles.start);
         let len = 2 * rows.num_rows.next_multiple_of(LANES);
         scratch.tile.reserve(len);
         scratch.merged.reserve(len);
@@ -180,7 +180,7 @@ impl Kernel for RaiseColumns<'_> {
         let group_size = first.group_size;
         let TapWork::ColumnMaxima(heads) = &first.span.tap else { return };
         let maxima = &heads[first.block.kv_head];
-        let mut reader = reader(call, blocks, Parts::KeysOnly, item.tile..item.tile + 1);
+        let mut reader = reader(call, blocks, Parts::KeysOnly, item.tile);
         let strips = reader.read(s, item.tile, &mut scratch.strips);
         restrict(strips, std::slice::from_ref(&maxima.columns), &mut scratch.shown);
         let strips = scratch.shown.as_slice();

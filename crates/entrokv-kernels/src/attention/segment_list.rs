@@ -151,9 +151,22 @@ impl SegmentList {
         self.first_tokens.get(place).map_or(self.num_tokens, |&first_token| first_token as usize)
     }
 
+    /// The place of the first segment that ends after `position`.
+    pub(super) fn place_from(&self, position: u64) -> usize {
+        let ended = |segment: &Segment| segment.end() <= position;
+        // Where it is if nothing was evicted: a search would miss the nearest caches at every step.
+        let place = (position / self.page_size as u64) as usize;
+        match (place.checked_sub(1), self.segments.get(place)) {
+            (before, Some(segment)) if !ended(segment) && before.is_none_or(|before| ended(&self.segments[before])) => {
+                place
+            }
+            _ => self.segments.partition_point(ended),
+        }
+    }
+
     /// Number of tokens before `position`.
     pub(super) fn tokens_before(&self, position: u64) -> usize {
-        let place = self.segments.partition_point(|segment| segment.end() <= position);
+        let place = self.place_from(position);
         let inside = self.segments.get(place).map_or(0, |segment| position.saturating_sub(u64::from(segment.position)));
         self.first_token(place) + inside as usize
     }
@@ -248,6 +261,19 @@ mod tests {
             assert_eq!(list.tokens_before(position), want, "position {position}");
         }
         assert_eq!([0, 1, 2, 3].map(|place| list.first_token(place)), [0, 5, 13, 15]);
+    }
+
+    #[test]
+    fn the_place_of_a_position_is_found_with_and_without_gaps() {
+        let whole = list(16, (0..9).map(|page| segment(page * 16, 16)));
+        let short_pages = list(16, (0..40).map(|page| segment(page * 3, 3)));
+        let gaps = list(16, [segment(16, 16), segment(32, 16), segment(80, 5), segment(112, 16)]);
+        for list in [whole, short_pages, gaps, list(16, [])] {
+            for position in 0..150 {
+                let want = list.segments().iter().take_while(|segment| segment.end() <= position).count();
+                assert_eq!(list.place_from(position), want, "position {position} of {:?}", list.segments());
+            }
+        }
     }
 
     #[test]

@@ -104,8 +104,8 @@ pub(super) struct TileReader<'a> {
     sight: Sight,
     /// The first segment that ends after the last tile read.
     next: usize,
-    /// The segment after those of the last tile to be read.
-    end: usize,
+    /// The place of its first token in the list's tokens.
+    first_token: usize,
     /// For a page of the formats last looked at.
     places: StripPlaces,
     strips_per_page: usize,
@@ -154,26 +154,24 @@ impl StripPlaces {
 }
 
 impl<'a> TileReader<'a> {
-    /// A reader of `tiles`.
+    /// A reader of tiles from `first_tile` on.
     pub(super) fn new(
         params: &'a AttentionParams,
         (memory, list): (&'a [u8], &'a SegmentList),
         parts: Parts,
         (num_rows, sight): (usize, Sight),
-        tiles: Range<u64>,
+        first_tile: u64,
     ) -> Self {
-        let segments = list.segments();
-        let next = segments.partition_point(|segment| segment.end() <= tiles.start * TILE);
-        let end = segments.partition_point(|segment| u64::from(segment.position) < tiles.end * TILE);
+        let next = list.place_from(first_tile * TILE);
+        let first_token = list.first_token(next);
         let AttentionParams { page_size, head_dim, .. } = *params;
         let plain = PageLayout { keys: PageFormat::F16, values: PageFormat::F16, page_size, head_dim };
         let places = StripPlaces::of(&plain);
         let strips_per_page = page_size / LANES;
-        TileReader { params, memory, list, parts, num_rows, sight, next, end, places, strips_per_page }
+        TileReader { params, memory, list, parts, num_rows, sight, next, first_token, places, strips_per_page }
     }
 
-    /// The strips of `tile` with something resident in sight, in ascending order; `tile` must be one of the reader's and
-    /// above the last one read.
+    /// The strips of `tile` with something resident in sight, in ascending order; `tile` must be above the last one read.
     ///
     /// The pointers in the strips are valid until `buffers` is used again: they point into frames (borrowed for `'a`) or
     /// into `buffers`, to 16 * head_dim key elements and 16 rows of value elements (keys only: no values).
@@ -182,11 +180,11 @@ impl<'a> TileReader<'a> {
         let whole = LANES as u64;
         let start = (tile * TILE).max(self.sight.oldest / whole * whole);
         let end = ((tile + 1) * TILE).min((self.sight.newest / whole + 1) * whole);
-        while self.list.segments().get(self.next).is_some_and(|segment| segment.end() <= start) {
-            self.next += 1;
-        }
         let list = self.list;
-        let (first, segments) = (self.next, &list.segments()[self.next..self.end.max(self.next)]);
+        while let Some(segment) = list.segments().get(self.next).filter(|segment| segment.end() <= start) {
+            self.pass(segment);
+        }
+        let (mut first_token, segments) = (self.first_token, &list.segments()[self.next..]);
         let mut lined_up = self.params.head_dim.is_multiple_of(LANES) && self.params.page_size.is_multiple_of(LANES);
         let slots_in_sight = |segment: &Segment| {
             let position = u64::from(segment.position);
@@ -198,17 +196,20 @@ impl<'a> TileReader<'a> {
         for segment in segments.iter().take_while(|segment| u64::from(segment.position) < end) {
             lined_up &= segment.position.is_multiple_of(LANES as u32);
             if lined_up {
-                let first_token = list.first_token(first + num_inside);
                 self.push_in_place(segment, slots_in_sight(segment), first_token, &mut buffers.strips);
             }
+            first_token += segment.len as usize;
             num_inside += 1;
         }
+        let segments = &segments[..num_inside];
         if lined_up {
             self.look_ahead(&mut buffers.strips);
         } else {
             buffers.strips.clear();
-            for (i, segment) in segments[..num_inside].iter().enumerate() {
-                self.gather(simd, segment, slots_in_sight(segment), list.first_token(first + i), buffers);
+            let mut first_token = self.first_token;
+            for segment in segments {
+                self.gather(simd, segment, slots_in_sight(segment), first_token, buffers);
+                first_token += segment.len as usize;
             }
             self.point_to_copies(buffers);
         }
@@ -216,7 +217,7 @@ impl<'a> TileReader<'a> {
             self.expand_min_max(simd, buffers);
         }
         // The last one may reach into the next tile.
-        self.next += num_inside.saturating_sub(1);
+        segments.iter().rev().skip(1).for_each(|segment| self.pass(segment));
         let many_rows = lined_up && self.num_rows > MAX_DIRECT_ROWS;
         if S::Pairs::EXIST && self.params.scores == ScoreArithmetic::Rounded {
             self.pack_keys(simd, buffers);
@@ -232,6 +233,13 @@ impl<'a> TileReader<'a> {
             self.widen_values(simd, buffers);
         }
         &buffers.strips
+    }
+
+    /// Goes on from `segment`, the next one, to that after it.
+    #[inline(always)]
+    fn pass(&mut self, segment: &Segment) {
+        self.next += 1;
+        self.first_token += segment.len as usize;
     }
 
     /// Elements from one value row of a copy to the next.
@@ -270,7 +278,8 @@ impl<'a> TileReader<'a> {
 
     /// Lets the strips of a tile, in place, ask for as many that come [`STRIPS_AHEAD`] later: keys, values of one after the
     /// other. All keys of the tile are read before any values. Whole strips are asked for in both halves of that time, so
-    /// that memory is read in order and never idle; in the last tile, its own values with its keys.
+    /// that memory is read in order and never idle; in the list's last tile, its own values with its keys. What comes after this
+    /// reader's last tile is asked for as well: mostly the same thread reads it next.
     #[inline(always)]
     fn look_ahead(&mut self, strips: &mut [Strip]) {
         let (Some(first), Some(segment)) = (strips.first(), self.list.segments().get(self.next)) else { return };
@@ -279,7 +288,7 @@ impl<'a> TileReader<'a> {
             1 => (index, 0),
             n => (index / n, index % n),
         };
-        let pages = self.list.segments()[..self.end].get(self.next + page..).unwrap_or(&[]);
+        let pages = self.list.segments().get(self.next + page..).unwrap_or(&[]);
         let mut ahead = [[first.keys; 2]; MAX_STRIPS];
         let mut found = 0;
         'pages: for segment in pages {

@@ -21,9 +21,13 @@ fn max_block_rows(head_dim: usize) -> usize {
     (24_576 / head_dim).clamp(96, 384)
 }
 
-/// Items per thread that a call is cut into if it has fewer blocks: the more, the less a late thread is waited for. Blocks are
-/// cut alike, so that three of them make 12 items for two threads, which 4 a thread would not (3 each, or 9).
-const ITEMS_PER_THREAD: usize = 6;
+/// Items per thread that a call is cut into if it has fewer blocks: the more, the less a late thread is waited for.
+///
+/// Results of a cut block's tiles are kept, a few kilobytes for the one query of a step of decoding, a hundred for a
+/// block of a prompt, which is cut less.
+fn items_per_thread(spans: &[SpanWork<'_>]) -> usize {
+    if spans.iter().all(|span| span.num_rows == 1) { 12 } else { 6 }
+}
 
 /// A span, taken apart into what is read and what is written.
 pub(super) struct SpanWork<'a> {
@@ -192,7 +196,7 @@ impl Work {
         }
         let cost = |block: &Block, num_tiles: u64| num_tiles as usize * block.num_rows(params);
         let total: usize = blocks.iter().map(|block| cost(block, tiles_of(&block.tiles))).sum();
-        let share = if num_threads == 1 { total } else { total.div_ceil(ITEMS_PER_THREAD * num_threads) };
+        let share = if num_threads == 1 { total } else { total.div_ceil(items_per_thread(spans) * num_threads) };
         let mut work = Work { blocks: Vec::new(), items: Vec::new(), cut: Vec::new(), kept_len: 0 };
         for (index, block) in blocks.iter().enumerate() {
             let num_tiles = tiles_of(&block.tiles);
@@ -213,7 +217,10 @@ impl Work {
             let unfinished = AtomicUsize::new(num_items as usize);
             work.cut.push(Cut { block: index, kept: first_kept..work.kept_len, unfinished });
         }
-        work.items.sort_by_key(|item| std::cmp::Reverse(cost(&blocks[item.block], tiles_of(&item.tiles))));
+        // Pieces of cut blocks are alike, and stay where they are: a thread reads on where it has asked memory for more.
+        let order =
+            |item: &Item| if item.cut.is_some() { share } else { cost(&blocks[item.block], tiles_of(&item.tiles)) };
+        work.items.sort_by_key(|item| std::cmp::Reverse(order(item)));
         work.blocks = blocks;
         work
     }
